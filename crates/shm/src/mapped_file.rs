@@ -1,0 +1,128 @@
+use rustix::{
+    fs::{self, FileType, Mode, OFlags},
+    io::Errno,
+    mm::{self, Advice, MapFlags, ProtFlags},
+};
+use std::{
+    ffi::c_void,
+    path::{Path, PathBuf},
+    ptr::NonNull,
+};
+
+/// Why a file could not be mapped.
+#[derive(Debug, thiserror::Error)]
+pub enum MapError {
+    #[error("{}: cannot open", path.display())]
+    Open { path: PathBuf, source: std::io::Error },
+    #[error("{}: is not a regular file", path.display())]
+    NotAFile { path: PathBuf },
+    #[error("{}: is empty", path.display())]
+    Empty { path: PathBuf },
+    #[error("{}: cannot map {len} bytes", path.display())]
+    Map { path: PathBuf, len: u64, source: std::io::Error },
+}
+
+/// A whole regular file, mapped read-only and private.
+///
+/// The file must not be truncated while it is mapped (reads past its new end would raise SIGBUS):
+/// model files are replaced by rename, never rewritten in place.
+#[derive(Debug)]
+pub struct MappedFile {
+    path: PathBuf,
+    start: NonNull<c_void>,
+    len: usize,
+}
+
+// SAFETY: the mapping is read-only for its whole life and owned by this value alone; threads only
+// read it.
+unsafe impl Send for MappedFile {}
+// SAFETY: as above.
+unsafe impl Sync for MappedFile {}
+
+impl MappedFile {
+    /// Maps `path`. Errors: the file is missing, unreadable, empty, not a regular file, or larger
+    /// than the address space.
+    pub fn open(path: &Path) -> Result<Self, MapError> {
+        let open = |source: Errno| MapError::Open { path: path.into(), source: source.into() };
+        let file = fs::open(path, OFlags::RDONLY | OFlags::CLOEXEC, Mode::empty()).map_err(open)?;
+        let stat = fs::fstat(&file).map_err(open)?;
+        if FileType::from_raw_mode(stat.st_mode) != FileType::RegularFile {
+            return Err(MapError::NotAFile { path: path.into() });
+        }
+        let bytes = u64::try_from(stat.st_size).unwrap_or(0);
+        let map_error =
+            |source: Errno| MapError::Map { path: path.into(), len: bytes, source: source.into() };
+        let len = usize::try_from(bytes).map_err(|_| map_error(Errno::OVERFLOW))?;
+        if len == 0 {
+            return Err(MapError::Empty { path: path.into() });
+        }
+        // SAFETY: a fresh private read-only mapping chosen by the kernel aliases no Rust object;
+        // `file` is open and `len` > 0.
+        let start = unsafe {
+            mm::mmap(std::ptr::null_mut(), len, ProtFlags::READ, MapFlags::PRIVATE, &file, 0)
+        }
+        .map_err(map_error)?;
+        let start = NonNull::new(start).ok_or_else(|| map_error(Errno::NOMEM))?;
+        Ok(Self { path: path.into(), start, len })
+    }
+
+    pub fn path(&self) -> &Path {
+        &self.path
+    }
+
+    /// The file's bytes.
+    pub fn bytes(&self) -> &[u8] {
+        // SAFETY: `start..start+len` is mapped readable until Drop, and the borrow ends before it.
+        unsafe { std::slice::from_raw_parts(self.start.as_ptr().cast::<u8>(), self.len) }
+    }
+
+    pub fn len(&self) -> usize {
+        self.len
+    }
+
+    pub fn is_empty(&self) -> bool {
+        self.len == 0
+    }
+
+    /// Lets the kernel take back the pages read so far: used once the weights are repacked, so that
+    /// they do not count twice in the resident set. Reading them again reads the file again.
+    pub fn advise_dont_need(&self) {
+        // SAFETY: the range is ours; on a private read-only file mapping LinuxDontNeed only drops
+        // clean pages, so later reads see the same file content. A refusal changes nothing.
+        let _ = unsafe { mm::madvise(self.start.as_ptr(), self.len, Advice::LinuxDontNeed) };
+    }
+}
+
+impl Drop for MappedFile {
+    fn drop(&mut self) {
+        // SAFETY: the range was mapped by `open` and no borrow of it outlives `self`.
+        let unmapped = unsafe { mm::munmap(self.start.as_ptr(), self.len) };
+        debug_assert!(unmapped.is_ok(), "munmap of a model file: {unmapped:?}");
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::io::Write;
+
+    #[test]
+    fn maps_what_the_file_holds() {
+        let mut file = tempfile::NamedTempFile::new().unwrap();
+        file.write_all(b"GGUF and more").unwrap();
+        let mapped = MappedFile::open(file.path()).unwrap();
+        assert_eq!(mapped.bytes(), b"GGUF and more");
+        mapped.advise_dont_need();
+        assert_eq!(mapped.bytes(), b"GGUF and more");
+    }
+
+    #[test]
+    fn refuses_what_is_no_model_file() {
+        let dir = tempfile::tempdir().unwrap();
+        assert!(matches!(MappedFile::open(dir.path()), Err(MapError::NotAFile { .. })));
+        let missing = dir.path().join("missing.gguf");
+        assert!(matches!(MappedFile::open(&missing), Err(MapError::Open { .. })));
+        let empty = tempfile::NamedTempFile::new().unwrap();
+        assert!(matches!(MappedFile::open(empty.path()), Err(MapError::Empty { .. })));
+    }
+}
