@@ -1,1 +1,13 @@
+//! What a kernel has to compute, on whatever device: tensor types and their block formats, half
+//! precision conversions, an f64-accumulating reference of every op, and how far a kernel may stay
+//! from it. No device code and no unsafe.
 
+pub mod half;
+pub mod reference;
+mod tensor_type;
+pub mod tolerance;
+
+mod dequantise;
+
+pub use dequantise::{DequantiseError, dequantise_row};
+pub use tensor_type::TensorType;

@@ -1,1 +1,45 @@
+//! Every computation the engine does on a CPU.
+//!
+//! [`Cpu`] is the only door: it owns the threads, picks one [`Isa`] when it is built and offers the
+//! ops as safe methods. [`PanelMatrix`] holds a weight matrix in the layout the kernels stream,
+//! [`KvStore`] the keys and values.
+//!
+//! # Arithmetic contract
+//! Results do not depend on batch, chunking, thread count or tile shape, within one ISA; `avx2` and
+//! `avx512` also agree with each other bit for bit.
+//! - matmul: per (token, row) one chain `acc = fma(w[k], x[k], acc)` over ascending k from +0, w
+//!   dequantised exactly as ggml does.
+//! - attention: per (query, head) the keys are reduced on the absolute grid of 256. Score = chain
+//!   over ascending d of (q·scale)[d]·k[d]. Per chunk: m = max, p = exp(s − m), l = 16 lanes then a
+//!   fixed tree, o = chain over ascending keys of p·v. Chunks are merged in order, scaled by
+//!   exp(m − max over all chunks). A key the query does not see is never multiplied in; a chunk it
+//!   sees nothing of never reaches the merge.
+//! - norms and activations: per row, sums in a fixed lane pattern, one exponential everywhere.
+//!
+//! `scalar` multiplies, then adds: portable, with bits of its own.
+//!
+//! # Layers inside
+//! `simd` names the vector operations, `arch/*` implements them per ISA, `generic/*` holds each op
+//! once, `table` instantiates them per ISA behind function pointers, `cpu/*` plans the work and
+//! spreads it over the `pool`.
+#![allow(
+    unsafe_code,
+    reason = "vector loads from packed panels and disjoint writes by threads"
+)]
 
+mod arch;
+mod cpu;
+mod generic;
+mod isa;
+mod kv;
+mod panel;
+mod pool;
+mod rope;
+mod simd;
+mod table;
+
+pub use cpu::{AttentionRun, Cpu, CpuError};
+pub use isa::{Isa, IsaError};
+pub use kv::{KvCodec, KvError, KvPlace, KvShape, KvStore, PAGE_TOKENS};
+pub use panel::{PackError, PanelMatrix};
+pub use rope::{RopeAngles, RopeStyle, RopeTable};

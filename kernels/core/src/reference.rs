@@ -1,0 +1,216 @@
+//! Every op in plain loops with f64 accumulation: the meaning of the kernels, whatever the device.
+//!
+//! Slow on purpose. Inputs are f32 as a kernel gets them; results are f64, unrounded.
+
+/// out[t][r] = Σ_k w[r][k]·x[t][k].
+///
+/// Shapes: w (rows, cols) dequantised; x (n, cols); result (n, rows)
+#[must_use]
+pub fn matmul(w: &[f32], rows: usize, cols: usize, x: &[f32], n: usize) -> Vec<f64> {
+    assert_eq!(w.len(), rows * cols, "w is (rows, cols)");
+    assert_eq!(x.len(), n * cols, "x is (n, cols)");
+    let mut out = Vec::with_capacity(n * rows);
+    for t in 0..n {
+        for r in 0..rows {
+            out.push(dot(&w[r * cols..][..cols], &x[t * cols..][..cols]));
+        }
+    }
+    out
+}
+
+fn dot(a: &[f32], b: &[f32]) -> f64 {
+    a.iter()
+        .zip(b)
+        .map(|(&a, &b)| f64::from(a) * f64::from(b))
+        .sum()
+}
+
+/// out[i] = x[i] / sqrt(mean(x²) + eps) · w[i], for each row of x.
+///
+/// Shapes: x (n, d); w (d); result (n, d)
+#[must_use]
+pub fn rms_norm(x: &[f32], w: &[f32], eps: f32) -> Vec<f64> {
+    let d = w.len();
+    assert!(x.len().is_multiple_of(d), "x is (n, d)");
+    let mut out = Vec::with_capacity(x.len());
+    for row in x.chunks_exact(d) {
+        let mean = dot(row, row) / d as f64;
+        let scale = 1.0 / (mean + f64::from(eps)).sqrt();
+        out.extend(
+            row.iter()
+                .zip(w)
+                .map(|(&x, &w)| f64::from(x) * scale * f64::from(w)),
+        );
+    }
+    out
+}
+
+/// out[i] = gate[i]·σ(gate[i])·up[i].
+#[must_use]
+pub fn silu_mul(gate: &[f32], up: &[f32]) -> Vec<f64> {
+    assert_eq!(gate.len(), up.len(), "gate and up have one shape");
+    let silu = |g: f64| g / (1.0 + (-g).exp());
+    gate.iter()
+        .zip(up)
+        .map(|(&g, &u)| silu(f64::from(g)) * f64::from(u))
+        .collect()
+}
+
+/// exp(xᵢ − max x) / Σ exp(xⱼ − max x).
+#[must_use]
+pub fn softmax(x: &[f64]) -> Vec<f64> {
+    let max = x.iter().copied().fold(f64::NEG_INFINITY, f64::max);
+    let weights: Vec<f64> = x.iter().map(|&x| (x - max).exp()).collect();
+    let sum: f64 = weights.iter().sum();
+    weights.into_iter().map(|w| w / sum).collect()
+}
+
+/// Which two elements of a head RoPE turns together.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum RopeStyle {
+    /// (2i, 2i + 1): the order of the original paper; llama checkpoints in GGUF are permuted to it.
+    Norm,
+    /// (i, i + n_rot/2): the order of GPT-NeoX.
+    Neox,
+}
+
+/// Angle in radians by which pair `i` turns at a position.
+///
+/// θ = position · linear_scale · freq_base^(−2i/n_rot) / freq_factors[i]
+/// Source: Su et al., RoFormer, §3.2.2; factors as in Llama 3.1 (ggml `ggml_rope_ext`).
+#[must_use]
+pub fn rope_angle(
+    position: u32,
+    pair: usize,
+    n_rot: usize,
+    freq_base: f32,
+    linear_scale: f32,
+    freq_factors: Option<&[f32]>,
+) -> f64 {
+    let frequency = f64::from(freq_base).powf(-2.0 * pair as f64 / n_rot as f64);
+    let factor = freq_factors.map_or(1.0, |factors| f64::from(factors[pair]));
+    f64::from(position) * f64::from(linear_scale) * frequency / factor
+}
+
+/// Turns the first `n_rot` elements of one head by `angles` (n_rot/2), returns the whole head.
+#[must_use]
+pub fn rope(head: &[f32], n_rot: usize, pairs: RopeStyle, angles: &[f64]) -> Vec<f64> {
+    let mut out: Vec<f64> = head.iter().map(|&x| f64::from(x)).collect();
+    for (i, angle) in angles.iter().enumerate().take(n_rot / 2) {
+        let (a, b) = match pairs {
+            RopeStyle::Norm => (2 * i, 2 * i + 1),
+            RopeStyle::Neox => (i, i + n_rot / 2),
+        };
+        let (x, y) = (f64::from(head[a]), f64::from(head[b]));
+        out[a] = x * angle.cos() - y * angle.sin();
+        out[b] = x * angle.sin() + y * angle.cos();
+    }
+    out
+}
+
+/// Shape of a grouped-query attention: query head h reads key/value head h / (n_heads/n_kv_heads).
+#[derive(Clone, Copy, Debug)]
+pub struct AttentionShape {
+    /// Query heads.
+    pub n_heads: usize,
+    /// Key/value heads; divides `n_heads`.
+    pub n_kv_heads: usize,
+    /// Elements of a head.
+    pub head_dim: usize,
+}
+
+/// Causal softmax(q·kᵀ·scale)·v: query i, at position `first_position` + i, sees keys up to its own.
+///
+/// Shapes: q (n, n_heads, head_dim); k, v (keys, n_kv_heads, head_dim); result as q
+#[must_use]
+pub fn attention(
+    shape: AttentionShape,
+    q: &[f32],
+    k: &[f32],
+    v: &[f32],
+    first_position: usize,
+    scale: f32,
+) -> Vec<f64> {
+    let AttentionShape {
+        n_heads,
+        n_kv_heads,
+        head_dim,
+    } = shape;
+    let kv_row = n_kv_heads * head_dim;
+    let n = q.len() / (n_heads * head_dim);
+    let mut out = Vec::with_capacity(q.len());
+    for i in 0..n {
+        let seen = first_position + i + 1;
+        assert!(
+            k.len() >= seen * kv_row && v.len() >= seen * kv_row,
+            "keys up to position {seen}"
+        );
+        for h in 0..n_heads {
+            let kv_head = h / (n_heads / n_kv_heads);
+            let query = &q[(i * n_heads + h) * head_dim..][..head_dim];
+            let row = |j: usize| j * kv_row + kv_head * head_dim;
+            let scores: Vec<f64> = (0..seen)
+                .map(|j| dot(query, &k[row(j)..][..head_dim]) * f64::from(scale))
+                .collect();
+            let weights = softmax(&scores);
+            for d in 0..head_dim {
+                let terms = weights
+                    .iter()
+                    .enumerate()
+                    .map(|(j, w)| w * f64::from(v[row(j) + d]));
+                out.push(terms.sum());
+            }
+        }
+    }
+    out
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn matmul_by_hand() {
+        let w = [1.0, 2.0, 3.0, 4.0, 5.0, 6.0];
+        let x = [1.0, 0.0, -1.0, 2.0, 2.0, 2.0];
+        assert_eq!(matmul(&w, 2, 3, &x, 2), [-2.0, -2.0, 12.0, 30.0]);
+    }
+
+    #[test]
+    fn one_key_gives_its_value_and_equal_keys_the_mean() {
+        let shape = AttentionShape {
+            n_heads: 2,
+            n_kv_heads: 1,
+            head_dim: 2,
+        };
+        let q = [1.0, 2.0, 3.0, 4.0, 1.0, 2.0, 3.0, 4.0];
+        let k = [0.5, 0.5, 0.5, 0.5];
+        let v = [1.0, 2.0, 3.0, 6.0];
+        let out = attention(shape, &q, &k, &v, 0, 0.7);
+        assert_eq!(out[..4], [1.0, 2.0, 1.0, 2.0]);
+        assert_eq!(out[4..], [2.0, 4.0, 2.0, 4.0]);
+    }
+
+    #[test]
+    fn norm_of_a_constant_row_is_the_weight() {
+        let out = rms_norm(&[3.0; 4], &[1.0, -2.0, 0.5, 0.0], 0.0);
+        for (value, expected) in out.iter().zip([1.0, -2.0, 0.5, 0.0]) {
+            assert!((value - expected).abs() < 1e-12);
+        }
+    }
+
+    #[test]
+    fn rope_keeps_the_length_of_pairs_and_leaves_the_rest() {
+        let head = [3.0, 4.0, 1.0, 0.0, 9.0];
+        let angles: Vec<f64> = (0..2)
+            .map(|i| rope_angle(5, i, 4, 1e4, 1.0, None))
+            .collect();
+        for (pairs, (a, b)) in [(RopeStyle::Norm, (0, 1)), (RopeStyle::Neox, (0, 2))] {
+            let out = rope(&head, 4, pairs, &angles);
+            let before = f64::from(head[a]).hypot(f64::from(head[b]));
+            assert!((out[a].hypot(out[b]) - before).abs() < 1e-12, "{pairs:?}");
+            assert_eq!(out[4], 9.0);
+        }
+        assert!((rope_angle(5, 1, 4, 1e4, 0.5, Some(&[1.0, 2.0])) - 0.0125).abs() < 1e-9);
+    }
+}

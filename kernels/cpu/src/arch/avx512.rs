@@ -1,0 +1,126 @@
+use std::arch::x86_64::*;
+
+use crate::simd::Simd;
+
+/// Witness of AVX-512 F, BW, VL and DQ.
+#[derive(Clone, Copy)]
+pub(crate) struct Avx512(());
+
+impl Avx512 {
+    /// # Safety
+    /// The processor must have AVX-512 F, BW, VL and DQ, and what `Avx2` asks for.
+    #[inline(always)]
+    pub(crate) unsafe fn new_unchecked() -> Self {
+        Self(())
+    }
+}
+
+macro_rules! op {
+    ($value:expr) => {{
+        // SAFETY: a value of `Avx512` exists only where its features were detected.
+        unsafe { $value }
+    }};
+}
+
+impl Simd for Avx512 {
+    type F = __m512;
+    type Bits = __m512i;
+
+    const TILE_PANELS: usize = 2;
+    const TILE_COLUMNS: usize = 12;
+    const WIDE: bool = true;
+
+    #[inline(always)]
+    fn splat(self, value: f32) -> Self::F {
+        op!(_mm512_set1_ps(value))
+    }
+    #[inline(always)]
+    fn zero_bits(self) -> Self::Bits {
+        op!(_mm512_setzero_si512())
+    }
+    #[inline(always)]
+    unsafe fn load(self, p: *const f32) -> Self::F {
+        // SAFETY: witness; readable for 16 f32 by this function's contract.
+        unsafe { _mm512_loadu_ps(p) }
+    }
+    #[inline(always)]
+    unsafe fn store(self, p: *mut f32, v: Self::F) {
+        // SAFETY: witness; writable for 16 f32 by this function's contract.
+        unsafe { _mm512_storeu_ps(p, v) }
+    }
+    #[inline(always)]
+    fn add(self, a: Self::F, b: Self::F) -> Self::F {
+        op!(_mm512_add_ps(a, b))
+    }
+    #[inline(always)]
+    fn sub(self, a: Self::F, b: Self::F) -> Self::F {
+        op!(_mm512_sub_ps(a, b))
+    }
+    #[inline(always)]
+    fn mul(self, a: Self::F, b: Self::F) -> Self::F {
+        op!(_mm512_mul_ps(a, b))
+    }
+    #[inline(always)]
+    fn div(self, a: Self::F, b: Self::F) -> Self::F {
+        op!(_mm512_div_ps(a, b))
+    }
+    #[inline(always)]
+    fn max(self, a: Self::F, b: Self::F) -> Self::F {
+        op!(_mm512_max_ps(a, b))
+    }
+    #[inline(always)]
+    fn min(self, a: Self::F, b: Self::F) -> Self::F {
+        op!(_mm512_min_ps(a, b))
+    }
+    #[inline(always)]
+    fn fma(self, a: Self::F, b: Self::F, c: Self::F) -> Self::F {
+        op!(_mm512_fmadd_ps(a, b, c))
+    }
+    #[inline(always)]
+    fn scale_exponent(self, v: Self::F, t: Self::F) -> Self::F {
+        op!({
+            let exponent = _mm512_slli_epi32::<23>(_mm512_castps_si512(t));
+            _mm512_castsi512_ps(_mm512_add_epi32(_mm512_castps_si512(v), exponent))
+        })
+    }
+    #[inline(always)]
+    fn keep_first(self, v: Self::F, n: usize, fill: f32) -> Self::F {
+        let keep = if n >= 16 { u16::MAX } else { (1u16 << n) - 1 };
+        op!(_mm512_mask_mov_ps(_mm512_set1_ps(fill), keep, v))
+    }
+    #[inline(always)]
+    unsafe fn load_bits(self, p: *const u8) -> Self::Bits {
+        // SAFETY: witness; readable for 64 bytes by this function's contract.
+        unsafe { _mm512_loadu_si512(p.cast()) }
+    }
+    #[inline(always)]
+    fn shift_right<const N: i32>(self, v: Self::Bits) -> Self::Bits {
+        // The intrinsic takes its count as u32, which a const parameter of i32 cannot name.
+        op!(_mm512_srl_epi32(v, _mm_cvtsi32_si128(N)))
+    }
+    #[inline(always)]
+    fn masked_to_f32(self, v: Self::Bits, mask: u32) -> Self::F {
+        op!(_mm512_cvtepi32_ps(_mm512_and_si512(
+            v,
+            _mm512_set1_epi32(mask.cast_signed())
+        )))
+    }
+    #[inline(always)]
+    unsafe fn load_f16(self, p: *const u16) -> Self::F {
+        // SAFETY: witness; readable for 16 u16 by this function's contract.
+        unsafe { _mm512_cvtph_ps(_mm256_loadu_si256(p.cast())) }
+    }
+    #[inline(always)]
+    unsafe fn load_bf16(self, p: *const u16) -> Self::F {
+        // SAFETY: witness; readable for 16 u16 by this function's contract.
+        unsafe {
+            let words = _mm512_cvtepu16_epi32(_mm256_loadu_si256(p.cast()));
+            _mm512_castsi512_ps(_mm512_slli_epi32::<16>(words))
+        }
+    }
+    #[inline(always)]
+    fn prefetch(self, p: *const u8) {
+        // SAFETY: a prefetch does not fault, whatever the address.
+        unsafe { _mm_prefetch::<_MM_HINT_T0>(p.cast()) }
+    }
+}

@@ -1,0 +1,112 @@
+use vitriol_kernels_core::half::{bf16_to_f32, f16_to_f32};
+
+use crate::simd::Simd;
+
+/// Plain arrays: what the build target's own vector unit can do with them is the compiler's choice.
+#[derive(Clone, Copy)]
+pub(crate) struct Scalar;
+
+macro_rules! lanes {
+    ($i:ident => $value:expr) => {{
+        let mut out = [0f32; 16];
+        for $i in 0..16 {
+            out[$i] = $value;
+        }
+        out
+    }};
+}
+
+impl Simd for Scalar {
+    type F = [f32; 16];
+    type Bits = [u32; 16];
+
+    const TILE_PANELS: usize = 1;
+    const TILE_COLUMNS: usize = 3;
+    const WIDE: bool = false;
+
+    #[inline(always)]
+    fn splat(self, value: f32) -> Self::F {
+        [value; 16]
+    }
+    #[inline(always)]
+    fn zero_bits(self) -> Self::Bits {
+        [0; 16]
+    }
+    #[inline(always)]
+    unsafe fn load(self, p: *const f32) -> Self::F {
+        // SAFETY: readable for 16 f32 by this function's contract.
+        unsafe { p.cast::<[f32; 16]>().read_unaligned() }
+    }
+    #[inline(always)]
+    unsafe fn store(self, p: *mut f32, v: Self::F) {
+        // SAFETY: writable for 16 f32 by this function's contract.
+        unsafe { p.cast::<[f32; 16]>().write_unaligned(v) }
+    }
+    #[inline(always)]
+    fn add(self, a: Self::F, b: Self::F) -> Self::F {
+        lanes!(i => a[i] + b[i])
+    }
+    #[inline(always)]
+    fn sub(self, a: Self::F, b: Self::F) -> Self::F {
+        lanes!(i => a[i] - b[i])
+    }
+    #[inline(always)]
+    fn mul(self, a: Self::F, b: Self::F) -> Self::F {
+        lanes!(i => a[i] * b[i])
+    }
+    #[inline(always)]
+    fn div(self, a: Self::F, b: Self::F) -> Self::F {
+        lanes!(i => a[i] / b[i])
+    }
+    #[inline(always)]
+    fn max(self, a: Self::F, b: Self::F) -> Self::F {
+        lanes!(i => if a[i] > b[i] { a[i] } else { b[i] })
+    }
+    #[inline(always)]
+    fn min(self, a: Self::F, b: Self::F) -> Self::F {
+        lanes!(i => if a[i] < b[i] { a[i] } else { b[i] })
+    }
+    #[inline(always)]
+    fn fma(self, a: Self::F, b: Self::F, c: Self::F) -> Self::F {
+        lanes!(i => a[i] * b[i] + c[i])
+    }
+    #[inline(always)]
+    fn scale_exponent(self, v: Self::F, t: Self::F) -> Self::F {
+        lanes!(i => f32::from_bits(v[i].to_bits().wrapping_add(t[i].to_bits() << 23)))
+    }
+    #[inline(always)]
+    fn keep_first(self, v: Self::F, n: usize, fill: f32) -> Self::F {
+        lanes!(i => if i < n { v[i] } else { fill })
+    }
+    #[inline(always)]
+    unsafe fn load_bits(self, p: *const u8) -> Self::Bits {
+        // SAFETY: readable for 64 bytes by this function's contract.
+        unsafe { p.cast::<[u32; 16]>().read_unaligned() }
+    }
+    #[inline(always)]
+    fn shift_right<const N: i32>(self, v: Self::Bits) -> Self::Bits {
+        let mut out = v;
+        for word in &mut out {
+            *word >>= N;
+        }
+        out
+    }
+    #[inline(always)]
+    fn masked_to_f32(self, v: Self::Bits, mask: u32) -> Self::F {
+        lanes!(i => (v[i] & mask) as i32 as f32)
+    }
+    #[inline(always)]
+    unsafe fn load_f16(self, p: *const u16) -> Self::F {
+        // SAFETY: readable for 16 u16 by this function's contract.
+        let halves = unsafe { p.cast::<[u16; 16]>().read_unaligned() };
+        lanes!(i => f16_to_f32(halves[i]))
+    }
+    #[inline(always)]
+    unsafe fn load_bf16(self, p: *const u16) -> Self::F {
+        // SAFETY: readable for 16 u16 by this function's contract.
+        let halves = unsafe { p.cast::<[u16; 16]>().read_unaligned() };
+        lanes!(i => bf16_to_f32(halves[i]))
+    }
+    #[inline(always)]
+    fn prefetch(self, _p: *const u8) {}
+}

@@ -1,0 +1,93 @@
+//! The vector operations the generic kernels are written in.
+
+/// Sixteen f32 lanes under one instruction set.
+///
+/// A value of the implementing type is a *witness*: it is made only where the ISA has been
+/// detected, so its methods are safe to call. They compile to single instructions only when they
+/// are inlined into a function with the matching `#[target_feature]`; every generic kernel is
+/// therefore `#[inline(always)]` down from the functions that `table` instantiates.
+///
+/// All implementations round each operation to nearest even, so two that fuse alike agree bit for
+/// bit whatever their register width.
+pub(crate) trait Simd: Copy {
+    /// Sixteen f32.
+    type F: Copy;
+    /// Sixteen 32-bit words.
+    type Bits: Copy;
+
+    /// Panels (of 16 rows) × tokens of the matmul tile. Derivation: panels·columns accumulators,
+    /// the panels' weights and one broadcast have to fit the vector registers (avx2: 16 halves,
+    /// 1×6×2 + 2 + 1; avx512: 32, 2×12 + 2 + 1), and FMAs should outnumber loads.
+    const TILE_PANELS: usize;
+    /// See [`Simd::TILE_PANELS`].
+    const TILE_COLUMNS: usize;
+    /// Whether 24 accumulators of 16 lanes fit the registers (else 6).
+    const WIDE: bool;
+
+    fn splat(self, value: f32) -> Self::F;
+    fn zero_bits(self) -> Self::Bits;
+    /// # Safety
+    /// `p` must be readable for 16 f32; no alignment needed.
+    unsafe fn load(self, p: *const f32) -> Self::F;
+    /// # Safety
+    /// `p` must be writable for 16 f32; no alignment needed.
+    unsafe fn store(self, p: *mut f32, v: Self::F);
+    fn add(self, a: Self::F, b: Self::F) -> Self::F;
+    fn sub(self, a: Self::F, b: Self::F) -> Self::F;
+    fn mul(self, a: Self::F, b: Self::F) -> Self::F;
+    fn div(self, a: Self::F, b: Self::F) -> Self::F;
+    /// Per lane `a > b ? a : b`: b where either is NaN.
+    fn max(self, a: Self::F, b: Self::F) -> Self::F;
+    /// Per lane `a < b ? a : b`: b where either is NaN.
+    fn min(self, a: Self::F, b: Self::F) -> Self::F;
+    /// a·b + c, rounded once (scalar: twice).
+    fn fma(self, a: Self::F, b: Self::F, c: Self::F) -> Self::F;
+    /// Per lane v·2^n, where n is the integer in the low mantissa bits of `t` (two's complement
+    /// modulo 2^9); v normal, v·2^n normal.
+    fn scale_exponent(self, v: Self::F, t: Self::F) -> Self::F;
+    /// Lanes from `n` on replaced by `fill`.
+    fn keep_first(self, v: Self::F, n: usize, fill: f32) -> Self::F;
+
+    /// # Safety
+    /// `p` must be readable for 64 bytes; no alignment needed.
+    unsafe fn load_bits(self, p: *const u8) -> Self::Bits;
+    /// Per lane logical shift right by `N`.
+    fn shift_right<const N: i32>(self, v: Self::Bits) -> Self::Bits;
+    /// Per lane v & mask, as signed integer converted to f32.
+    fn masked_to_f32(self, v: Self::Bits, mask: u32) -> Self::F;
+    /// # Safety
+    /// `p` must be readable for 16 u16 (binary16); no alignment needed.
+    unsafe fn load_f16(self, p: *const u16) -> Self::F;
+    /// # Safety
+    /// `p` must be readable for 16 u16 (bfloat16); no alignment needed.
+    unsafe fn load_bf16(self, p: *const u16) -> Self::F;
+    /// Hint that the cache line of `p` will be read soon; any address is allowed.
+    fn prefetch(self, p: *const u8);
+}
+
+/// Sum of sixteen lanes by a fixed tree: i + (i+8), then +4, +2, +1.
+#[inline(always)]
+pub(crate) fn sum_lanes<S: Simd>(s: S, v: S::F) -> f32 {
+    let mut lanes = [0f32; 16];
+    // SAFETY: `lanes` is 16 f32.
+    unsafe { s.store(lanes.as_mut_ptr(), v) };
+    for width in [8, 4, 2, 1] {
+        for i in 0..width {
+            lanes[i] += lanes[i + width];
+        }
+    }
+    lanes[0]
+}
+
+/// Largest of sixteen lanes.
+#[inline(always)]
+pub(crate) fn max_lanes<S: Simd>(s: S, v: S::F) -> f32 {
+    let mut lanes = [0f32; 16];
+    // SAFETY: `lanes` is 16 f32.
+    unsafe { s.store(lanes.as_mut_ptr(), v) };
+    let mut max = lanes[0];
+    for &lane in &lanes[1..] {
+        max = if lane > max { lane } else { max };
+    }
+    max
+}

@@ -1,0 +1,175 @@
+//! One table of kernels per instruction set, chosen once.
+
+use crate::generic::attention::ChunkView;
+use crate::generic::matmul::{OutView, PackedTokens, PanelView};
+use crate::isa::Isa;
+
+/// Arguments of a matmul over row-major tokens.
+pub(crate) struct Direct {
+    pub(crate) w: PanelView,
+    pub(crate) first: usize,
+    pub(crate) count: usize,
+    pub(crate) x: *const f32,
+    pub(crate) n: usize,
+    pub(crate) out: OutView,
+}
+
+/// Arguments of a matmul over packed tokens.
+pub(crate) struct Packed {
+    pub(crate) w: PanelView,
+    pub(crate) first: usize,
+    pub(crate) count: usize,
+    pub(crate) x: PackedTokens,
+    pub(crate) tiles: (usize, usize),
+    pub(crate) out: OutView,
+}
+
+/// Arguments of attention over one chunk.
+pub(crate) struct Chunk<'a> {
+    pub(crate) view: ChunkView,
+    pub(crate) q: *const f32,
+    pub(crate) seen: &'a [usize],
+    pub(crate) partials: *mut f32,
+    pub(crate) stride: usize,
+}
+
+/// Arguments of the merge of one pair's chunks.
+pub(crate) struct Merge {
+    pub(crate) partials: *const f32,
+    pub(crate) chunks: usize,
+    pub(crate) stride: usize,
+    pub(crate) dim: usize,
+}
+
+type RmsNormRow = unsafe fn(&[f32], &[f32], f32, &mut [f32]);
+
+/// The kernels of one instruction set. Every pointer is unsafe to call: the processor must have
+/// the instruction set (checked when a table is chosen), and pointers in the arguments must allow
+/// what the generic kernel says.
+pub(crate) struct KernelTable {
+    pub(crate) isa: Isa,
+    pub(crate) tile_panels: usize,
+    pub(crate) tile_columns: usize,
+    pub(crate) direct: unsafe fn(&Direct),
+    pub(crate) packed: unsafe fn(&Packed),
+    pub(crate) rms_norm_row: RmsNormRow,
+    pub(crate) silu_mul: unsafe fn(&[f32], &[f32], &mut [f32]),
+    pub(crate) chunk: unsafe fn(&Chunk<'_>),
+    pub(crate) merge: unsafe fn(&Merge, &mut [f32]),
+}
+
+macro_rules! kernel_table {
+    ($module:ident, $isa:expr, $simd:ty, $witness:expr $(, $features:literal)?) => {
+        mod $module {
+            use super::{Chunk, Direct, KernelTable, Merge, Packed};
+            use crate::generic::{attention, elementwise, matmul};
+            use crate::isa::Isa;
+            use crate::simd::Simd;
+
+            /// # Safety
+            /// The processor has this instruction set; as [`matmul::direct`].
+            $(#[target_feature(enable = $features)])?
+            unsafe fn direct(a: &Direct) {
+                let s = $witness;
+                // SAFETY: the caller's promise.
+                unsafe { matmul::direct(s, a.w, a.first, a.count, a.x, a.n, a.out) }
+            }
+
+            /// # Safety
+            /// The processor has this instruction set; as [`matmul::packed`].
+            $(#[target_feature(enable = $features)])?
+            unsafe fn packed(a: &Packed) {
+                let s = $witness;
+                // SAFETY: the caller's promise.
+                unsafe { matmul::packed(s, a.w, a.first, a.count, a.x, a.tiles, a.out) }
+            }
+
+            /// # Safety
+            /// The processor has this instruction set.
+            $(#[target_feature(enable = $features)])?
+            unsafe fn rms_norm_row(x: &[f32], w: &[f32], eps: f32, out: &mut [f32]) {
+                elementwise::rms_norm_row($witness, x, w, eps, out);
+            }
+
+            /// # Safety
+            /// The processor has this instruction set.
+            $(#[target_feature(enable = $features)])?
+            unsafe fn silu_mul(gate: &[f32], up: &[f32], out: &mut [f32]) {
+                elementwise::silu_mul($witness, gate, up, out);
+            }
+
+            /// # Safety
+            /// The processor has this instruction set; as [`attention::chunk`].
+            $(#[target_feature(enable = $features)])?
+            unsafe fn chunk(a: &Chunk<'_>) {
+                let s = $witness;
+                // SAFETY: the caller's promise.
+                unsafe { attention::chunk(s, &a.view, a.q, a.seen, a.partials, a.stride) }
+            }
+
+            /// # Safety
+            /// The processor has this instruction set; as [`attention::merge`].
+            $(#[target_feature(enable = $features)])?
+            unsafe fn merge(a: &Merge, out: &mut [f32]) {
+                let s = $witness;
+                // SAFETY: the caller's promise.
+                unsafe { attention::merge(s, a.partials, a.chunks, a.stride, a.dim, out) }
+            }
+
+            pub(super) static TABLE: KernelTable = KernelTable {
+                isa: $isa,
+                tile_panels: <$simd as Simd>::TILE_PANELS,
+                tile_columns: <$simd as Simd>::TILE_COLUMNS,
+                direct,
+                packed,
+                rms_norm_row,
+                silu_mul,
+                chunk,
+                merge,
+            };
+        }
+    };
+}
+
+kernel_table!(
+    scalar,
+    Isa::Scalar,
+    crate::arch::scalar::Scalar,
+    crate::arch::scalar::Scalar
+);
+#[cfg(target_arch = "x86_64")]
+kernel_table!(
+    avx2,
+    Isa::Avx2,
+    crate::arch::avx2::Avx2,
+    // SAFETY: called only where the processor has been found to have it.
+    unsafe { crate::arch::avx2::Avx2::new_unchecked() },
+    "avx2,fma,f16c"
+);
+#[cfg(target_arch = "x86_64")]
+kernel_table!(
+    avx512,
+    Isa::Avx512,
+    crate::arch::avx512::Avx512,
+    // SAFETY: called only where the processor has been found to have it.
+    unsafe { crate::arch::avx512::Avx512::new_unchecked() },
+    "avx2,fma,f16c,avx512f,avx512bw,avx512vl,avx512dq"
+);
+
+impl KernelTable {
+    /// Table for an instruction set, if this processor has it.
+    pub(crate) fn of(isa: Isa) -> Option<&'static KernelTable> {
+        if !isa.is_present() {
+            return None;
+        }
+        match isa {
+            Isa::Scalar => Some(&scalar::TABLE),
+            #[cfg(target_arch = "x86_64")]
+            Isa::Avx2 => Some(&avx2::TABLE),
+            #[cfg(target_arch = "x86_64")]
+            Isa::Avx512 => Some(&avx512::TABLE),
+            #[cfg(not(target_arch = "x86_64"))]
+            _ => None,
+        }
+    }
+}

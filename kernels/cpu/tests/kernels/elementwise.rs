@@ -1,0 +1,165 @@
+use vitriol_kernels_core::{reference, tolerance};
+use vitriol_kernels_cpu::{Cpu, Isa, RopeStyle, RopeTable};
+
+use crate::random::Random;
+use crate::{bits, cpus, first_difference};
+
+/// Every chunk of 16 of this many elements is beyond what one thread takes alone.
+const LONG: usize = 100_003;
+
+#[test]
+fn rms_norm_is_near_the_reference_and_independent_of_the_batch() {
+    for cpu in cpus(&[1, 2]) {
+        for d in [1, 15, 16, 48, 64, 100, 576, 2048, 4100] {
+            let mut random = Random::new(d as u64);
+            let n = 33;
+            let x: Vec<f32> = random.units(n * d).iter().map(|v| v * 3.0).collect();
+            let w = random.units(d);
+            let mut out = vec![f32::NAN; n * d];
+            cpu.rms_norm(&x, &w, 1e-5, n, d, &mut out);
+            for (i, (&value, exact)) in out
+                .iter()
+                .zip(reference::rms_norm(&x, &w, 1e-5))
+                .enumerate()
+            {
+                let error = (f64::from(value) - exact).abs();
+                let bound = tolerance::ELEMENTWISE_RELATIVE * exact.abs();
+                assert!(
+                    error <= bound,
+                    "{cpu:?} d {d} at {i}: {value} is not {exact}"
+                );
+            }
+            for t in 0..n {
+                let mut row = vec![f32::NAN; d];
+                cpu.rms_norm(&x[t * d..][..d], &w, 1e-5, 1, d, &mut row);
+                assert_eq!(
+                    first_difference(&row, &out[t * d..][..d]),
+                    None,
+                    "d {d} row {t}"
+                );
+            }
+        }
+    }
+}
+
+#[test]
+fn silu_mul_is_near_the_reference_over_the_whole_range() {
+    for cpu in cpus(&[1, 2]) {
+        let mut random = Random::new(1);
+        let gate: Vec<f32> = (0..LONG)
+            .map(|i| (i as f32 / LONG as f32 - 0.5) * 160.0)
+            .collect();
+        let up = random.units(LONG);
+        let mut out = vec![f32::NAN; LONG];
+        cpu.silu_mul(&gate, &up, &mut out);
+        for (i, (&value, exact)) in out.iter().zip(reference::silu_mul(&gate, &up)).enumerate() {
+            let error = (f64::from(value) - exact).abs();
+            let bound = (tolerance::ELEMENTWISE_RELATIVE + tolerance::EXP_RELATIVE) * exact.abs();
+            assert!(
+                error <= bound + 1e-37,
+                "{cpu:?} silu({}): {value} is not {exact}",
+                gate[i]
+            );
+        }
+        // The same element anywhere else, and in a tail.
+        for at in [0, 5, 16, 77_777, LONG - 1] {
+            let mut one = [f32::NAN];
+            cpu.silu_mul(&gate[at..=at], &up[at..=at], &mut one);
+            assert_eq!(one[0].to_bits(), out[at].to_bits(), "{cpu:?} at {at}");
+        }
+    }
+}
+
+#[test]
+fn extreme_inputs_saturate_and_nan_stays_visible() {
+    for cpu in cpus(&[1]) {
+        let gate = [200.0, -200.0, f32::INFINITY, f32::NAN, 0.0, -0.0, 1e-40];
+        let mut out = [9.0; 7];
+        cpu.silu_mul(&gate, &[1.0; 7], &mut out);
+        assert_eq!(out[0], 200.0);
+        assert!(out[1].abs() < 1e-30);
+        assert_eq!(out[2], f32::INFINITY);
+        assert!(out[3].is_nan());
+        assert_eq!([out[4], out[5]], [0.0, 0.0]);
+        let mut out = [0.0; 3];
+        cpu.rms_norm(&[1.0, f32::NAN, 2.0], &[1.0; 3], 1e-5, 1, 3, &mut out);
+        assert!(out.iter().all(|v| v.is_nan()));
+    }
+}
+
+#[test]
+fn add_assign_adds_everything_once() {
+    for cpu in cpus(&[1, 3]) {
+        let mut random = Random::new(7);
+        let (before, x) = (random.units(LONG), random.units(LONG));
+        let mut acc = before.clone();
+        cpu.add_assign(&mut acc, &x);
+        for i in 0..LONG {
+            assert_eq!(acc[i], before[i] + x[i], "{cpu:?} at {i}");
+        }
+    }
+}
+
+#[test]
+fn rope_turns_both_styles_as_the_reference_does() {
+    let factors: Vec<f32> = (0..24).map(|i| 1.0 + i as f32 / 8.0).collect();
+    let mut random = Random::new(3);
+    let (n, heads, head_dim, n_rot) = (200, 3, 64, 48);
+    let positions: Vec<u32> = (0..n).map(|_| random.below(32_768) as u32).collect();
+    let x = random.units(n * heads * head_dim);
+    for style in [RopeStyle::Norm, RopeStyle::Neox] {
+        for (linear_scale, factors) in [(1.0, None), (0.25, Some(&factors[..]))] {
+            let table = RopeTable::new(style, n_rot, 10_000.0, linear_scale, factors);
+            let mut angles = table.empty_angles();
+            table.angles(&positions, &mut angles);
+            let mut all = Vec::new();
+            for cpu in cpus(&[1, 2]) {
+                let mut out = x.clone();
+                cpu.rope(&angles, &mut out, head_dim);
+                all.push(out);
+            }
+            assert!(
+                all.iter().all(|out| bits(out) == bits(&all[0])),
+                "isa and threads agree"
+            );
+            for (index, head) in x.chunks(head_dim).enumerate() {
+                let turns: Vec<f64> = (0..n_rot / 2)
+                    .map(|pair| {
+                        let position = positions[index / heads];
+                        reference::rope_angle(position, pair, n_rot, 1e4, linear_scale, factors)
+                    })
+                    .collect();
+                let expected = reference::rope(head, n_rot, style, &turns);
+                for (d, exact) in expected.into_iter().enumerate() {
+                    let value = all[0][index * head_dim + d];
+                    // A pair's magnitude is at most √2 here.
+                    let bound = tolerance::ROPE_RELATIVE * 1.5;
+                    let error = (f64::from(value) - exact).abs();
+                    assert!(
+                        error <= bound,
+                        "{style:?} head {index} at {d}: {value}, {exact}"
+                    );
+                }
+            }
+        }
+    }
+}
+
+#[test]
+fn fused_instruction_sets_agree_bit_for_bit() {
+    if !Isa::Avx512.is_present() {
+        println!("this processor lacks avx512: agreement with avx2 is NOT checked by this run");
+        return;
+    }
+    let mut random = Random::new(12);
+    let (x, w) = (random.units(5 * 1000), random.units(1000));
+    let [a, b] = [Isa::Avx2, Isa::Avx512].map(|isa| {
+        let cpu = Cpu::new(1, Some(isa)).unwrap();
+        let mut out = vec![0.0; 5000];
+        cpu.rms_norm(&x, &w, 1e-6, 5, 1000, &mut out);
+        let mut silu = vec![0.0; 5000];
+        cpu.silu_mul(&out, &x, &mut silu);
+        [out, silu].concat()
+    });
+    assert_eq!(first_difference(&a, &b), None);
+}

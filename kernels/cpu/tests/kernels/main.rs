@@ -1,0 +1,47 @@
+//! Every op on every instruction set this machine has, against the f64 reference and, bit for bit,
+//! against itself in other batches, orders and thread counts.
+
+mod attention;
+mod elementwise;
+mod kv_store;
+mod matmul;
+mod random;
+
+use vitriol_kernels_cpu::{Cpu, Isa};
+
+/// One CPU per instruction set and thread count.
+fn cpus(threads: &[usize]) -> Vec<Cpu> {
+    let present = Isa::ALL.into_iter().filter(|isa| isa.is_present());
+    present
+        .flat_map(|isa| {
+            threads
+                .iter()
+                .map(move |&t| Cpu::new(t, Some(isa)).unwrap())
+        })
+        .collect()
+}
+
+fn bits(values: &[f32]) -> Vec<u32> {
+    values.iter().map(|v| v.to_bits()).collect()
+}
+
+/// Where two results differ first, if they do.
+fn first_difference(a: &[f32], b: &[f32]) -> Option<(usize, f32, f32)> {
+    assert_eq!(a.len(), b.len());
+    let differ = a
+        .iter()
+        .zip(b)
+        .position(|(a, b)| a.to_bits() != b.to_bits());
+    differ.map(|at| (at, a[at], b[at]))
+}
+
+/// Says by name which kernels this machine cannot check.
+#[test]
+fn instruction_sets_that_stay_unchecked_here() {
+    for isa in Isa::ALL {
+        if !isa.is_present() {
+            println!("this processor lacks {isa}: its kernels are NOT checked by this run");
+        }
+    }
+    assert!(Isa::Scalar.is_present());
+}

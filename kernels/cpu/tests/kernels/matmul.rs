@@ -1,0 +1,290 @@
+use proptest::prelude::*;
+use vitriol_kernels_core::{TensorType, dequantise_row, reference, tolerance};
+use vitriol_kernels_cpu::{Cpu, Isa, PackError, PanelMatrix};
+
+use crate::random::Random;
+use crate::{bits, cpus, first_difference};
+
+const TYPES: [TensorType; 5] = [
+    TensorType::F32,
+    TensorType::F16,
+    TensorType::BF16,
+    TensorType::Q8_0,
+    TensorType::Q4_1,
+];
+
+struct Case {
+    packed: PanelMatrix,
+    dequantised: Vec<f32>,
+    x: Vec<f32>,
+    rows: usize,
+    cols: usize,
+}
+
+impl Case {
+    fn new(tensor_type: TensorType, rows: usize, cols: usize, n: usize, seed: u64) -> Self {
+        let mut random = Random::new(seed);
+        let bytes = random.weights(tensor_type, rows, cols);
+        let row_bytes = tensor_type.row_bytes(cols).unwrap();
+        let mut dequantised = vec![0.0; rows * cols];
+        for (row, out) in bytes.chunks(row_bytes).zip(dequantised.chunks_mut(cols)) {
+            dequantise_row(tensor_type, row, out).unwrap();
+        }
+        let packed = PanelMatrix::pack(tensor_type, rows, cols, &bytes).unwrap();
+        Self {
+            packed,
+            dequantised,
+            x: random.units(n * cols),
+            rows,
+            cols,
+        }
+    }
+
+    fn run(&self, cpu: &Cpu, n: usize) -> Vec<f32> {
+        let mut out = vec![f32::NAN; n * self.rows];
+        cpu.matmul(&self.packed, &self.x[..n * self.cols], n, &mut out);
+        out
+    }
+
+    /// The same tokens in batches of the given sizes.
+    fn run_in_batches(&self, cpu: &Cpu, sizes: impl IntoIterator<Item = usize>) -> Vec<f32> {
+        let mut out = vec![f32::NAN; self.x.len() / self.cols * self.rows];
+        let mut first = 0;
+        for n in sizes {
+            let x = &self.x[first * self.cols..][..n * self.cols];
+            cpu.matmul(
+                &self.packed,
+                x,
+                n,
+                &mut out[first * self.rows..][..n * self.rows],
+            );
+            first += n;
+        }
+        out
+    }
+
+    fn check_against_reference(&self, out: &[f32], n: usize, what: &str) {
+        let expected = reference::matmul(
+            &self.dequantised,
+            self.rows,
+            self.cols,
+            &self.x[..n * self.cols],
+            n,
+        );
+        for (i, (&value, &exact)) in out.iter().zip(&expected).enumerate() {
+            let (t, r) = (i / self.rows, i % self.rows);
+            let magnitudes: f64 = self.dequantised[r * self.cols..][..self.cols]
+                .iter()
+                .zip(&self.x[t * self.cols..])
+                .map(|(&w, &x)| (f64::from(w) * f64::from(x)).abs())
+                .sum();
+            let bound = tolerance::dot_bound(self.cols, magnitudes);
+            let error = (f64::from(value) - exact).abs();
+            assert!(
+                error <= bound,
+                "{what} token {t} row {r}: {value} is not {exact}"
+            );
+        }
+    }
+}
+
+#[test]
+fn every_type_and_batch_size_is_near_the_reference() {
+    for cpu in cpus(&[1, 2]) {
+        for (seed, tensor_type) in TYPES.into_iter().enumerate() {
+            for (rows, cols) in [(1, 32), (17, 64), (35, 224), (64, 576)] {
+                let case = Case::new(tensor_type, rows, cols, 37, seed as u64);
+                for n in [1, 2, 3, 4, 5, 6, 7, 12, 13, 24, 37] {
+                    let what = format!("{cpu:?} {tensor_type} ({rows}, {cols}) n {n}");
+                    case.check_against_reference(&case.run(&cpu, n)[..], n, &what);
+                }
+            }
+        }
+    }
+}
+
+#[test]
+fn float_types_take_any_number_of_columns() {
+    for cpu in cpus(&[1]) {
+        for tensor_type in [TensorType::F32, TensorType::F16, TensorType::BF16] {
+            for cols in [1, 15, 17, 193, 385, 401] {
+                let case = Case::new(tensor_type, 19, cols, 14, cols as u64);
+                for n in [1, 3, 14] {
+                    let what = format!("{cpu:?} {tensor_type} cols {cols} n {n}");
+                    case.check_against_reference(&case.run(&cpu, n), n, &what);
+                }
+                let solo = case.run_in_batches(&cpu, [1; 14]);
+                assert_eq!(
+                    first_difference(&solo, &case.run(&cpu, 14)),
+                    None,
+                    "cols {cols}"
+                );
+            }
+        }
+    }
+}
+
+#[test]
+fn a_chain_is_one_fma_per_column() {
+    // The contract itself, in scalar code: fused where the kernels fuse.
+    for cpu in cpus(&[1]) {
+        for tensor_type in TYPES {
+            let case = Case::new(tensor_type, 18, 608, 9, 11);
+            for n in [1, 9] {
+                let out = case.run(&cpu, n);
+                for (i, &value) in out.iter().enumerate() {
+                    let (t, r) = (i / case.rows, i % case.rows);
+                    let w = &case.dequantised[r * case.cols..][..case.cols];
+                    let mut acc = 0f32;
+                    for (&w, &x) in w.iter().zip(&case.x[t * case.cols..]) {
+                        let fused = cpu.isa() != Isa::Scalar;
+                        acc = if fused {
+                            w.mul_add(x, acc)
+                        } else {
+                            w * x + acc
+                        };
+                    }
+                    assert_eq!(
+                        value.to_bits(),
+                        acc.to_bits(),
+                        "{cpu:?} {tensor_type} n {n} at {i}"
+                    );
+                }
+            }
+        }
+    }
+}
+
+#[test]
+fn bits_do_not_depend_on_batch_or_threads() {
+    for tensor_type in TYPES {
+        let case = Case::new(tensor_type, 83, 416, 53, 5);
+        let all = cpus(&[1, 2, 4]);
+        for cpus in all.chunks(3) {
+            let whole = case.run(&cpus[0], 53);
+            for cpu in cpus {
+                for batch in [1, 2, 3, 4, 5, 6, 7, 11, 12, 16, 31, 53] {
+                    let sizes = (0..53).step_by(batch).map(|first| batch.min(53 - first));
+                    let out = case.run_in_batches(cpu, sizes);
+                    let what = format!("{cpu:?} {tensor_type} in batches of {batch}");
+                    assert_eq!(first_difference(&whole, &out), None, "{what}");
+                }
+            }
+        }
+    }
+}
+
+#[test]
+fn fused_instruction_sets_agree_bit_for_bit() {
+    if !Isa::Avx512.is_present() {
+        println!("this processor lacks avx512: agreement with avx2 is NOT checked by this run");
+        return;
+    }
+    let avx2 = Cpu::new(1, Some(Isa::Avx2)).unwrap();
+    let avx512 = Cpu::new(1, Some(Isa::Avx512)).unwrap();
+    for tensor_type in TYPES {
+        let case = Case::new(tensor_type, 77, 544, 29, 3);
+        for n in [1, 2, 3, 4, 29] {
+            assert_eq!(
+                bits(&case.run(&avx2, n)),
+                bits(&case.run(&avx512, n)),
+                "{tensor_type}"
+            );
+        }
+    }
+}
+
+#[test]
+fn products_of_one_dispatch_equal_single_ones() {
+    for cpu in cpus(&[1, 3]) {
+        let a = Case::new(TensorType::Q4_1, 48, 288, 40, 1);
+        let b = Case::new(TensorType::Q8_0, 16, 288, 40, 2);
+        let c = Case::new(TensorType::F32, 131, 288, 40, 3);
+        for n in [1, 4, 40] {
+            let x = &a.x[..n * 288];
+            let mut many = [vec![0.0; n * 48], vec![0.0; n * 16], vec![0.0; n * 131]];
+            let [out_a, out_b, out_c] = &mut many;
+            let mut products = [
+                (&a.packed, &mut out_a[..]),
+                (&b.packed, &mut out_b[..]),
+                (&c.packed, &mut out_c[..]),
+            ];
+            cpu.matmul_many(&mut products, x, n);
+            for (case, out) in [&a, &b, &c].into_iter().zip(&many) {
+                let mut alone = vec![0.0; n * case.rows];
+                cpu.matmul(&case.packed, x, n, &mut alone);
+                assert_eq!(first_difference(&alone, out), None, "{cpu:?} n {n}");
+            }
+        }
+    }
+}
+
+#[test]
+fn rows_decode_to_the_values_of_the_file() {
+    for tensor_type in TYPES {
+        let case = Case::new(tensor_type, 37, 96, 1, 9);
+        for row in 0..37 {
+            let mut out = vec![f32::NAN; 96];
+            case.packed.dequantise_row(row, &mut out);
+            let expected = &case.dequantised[row * 96..][..96];
+            assert_eq!(bits(&out), bits(expected), "{tensor_type} row {row}");
+        }
+    }
+}
+
+#[test]
+fn large_matrices_get_extents() {
+    let case = Case::new(TensorType::F32, 4100, 1056, 1, 4);
+    assert_eq!(case.packed.bytes(), 4112 * 1056 * 4);
+    let mut out = vec![0.0; 1056];
+    case.packed.dequantise_row(4099, &mut out);
+    assert_eq!(bits(&out), bits(&case.dequantised[4099 * 1056..]));
+}
+
+#[test]
+fn what_cannot_be_packed_is_named() {
+    let error = PanelMatrix::pack(TensorType::Q4_K, 16, 256, &[0; 2304]).unwrap_err();
+    assert!(
+        matches!(error, PackError::Unsupported(TensorType::Q4_K)),
+        "{error}"
+    );
+    let error = PanelMatrix::pack(TensorType::Q8_0, 16, 33, &[0; 544]).unwrap_err();
+    assert!(
+        matches!(error, PackError::Shape { cols: 33, .. }),
+        "{error}"
+    );
+    let error = PanelMatrix::pack(TensorType::Q8_0, 16, 32, &[0; 543]).unwrap_err();
+    assert!(
+        matches!(
+            error,
+            PackError::Length {
+                needed: 544,
+                given: 543,
+                ..
+            }
+        ),
+        "{error}"
+    );
+    assert!(PanelMatrix::pack(TensorType::F32, usize::MAX, 1 << 40, &[]).is_err());
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(48))]
+
+    #[test]
+    fn any_shape_and_split_gives_the_same_bits(
+        type_index in 0..TYPES.len(),
+        rows in 1usize..70,
+        blocks in 1usize..20,
+        sizes in prop::collection::vec(1usize..20, 1..5),
+        seed: u64,
+    ) {
+        let n = sizes.iter().sum();
+        let case = Case::new(TYPES[type_index], rows, blocks * 32, n, seed);
+        for cpu in cpus(&[1, 2]) {
+            let whole = case.run(&cpu, n);
+            let parts = case.run_in_batches(&cpu, sizes.clone());
+            prop_assert_eq!(first_difference(&whole, &parts), None);
+        }
+    }
+}

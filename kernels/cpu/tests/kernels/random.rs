@@ -1,0 +1,56 @@
+use vitriol_kernels_core::TensorType;
+use vitriol_kernels_core::half::{f32_to_bf16, f32_to_f16};
+
+/// Seeded generator (xorshift64*): tests repeat.
+pub struct Random(u64);
+
+impl Random {
+    pub fn new(seed: u64) -> Self {
+        Self(seed.wrapping_mul(0x9e37_79b9_7f4a_7c15) | 1)
+    }
+
+    pub fn bits(&mut self) -> u64 {
+        self.0 ^= self.0 >> 12;
+        self.0 ^= self.0 << 25;
+        self.0 ^= self.0 >> 27;
+        self.0.wrapping_mul(0x2545_f491_4f6c_dd1d)
+    }
+
+    /// Uniform in [−1, 1).
+    pub fn unit(&mut self) -> f32 {
+        (self.bits() >> 40) as f32 / (1u32 << 23) as f32 - 1.0
+    }
+
+    pub fn below(&mut self, n: usize) -> usize {
+        (self.bits() >> 33) as usize % n
+    }
+
+    pub fn units(&mut self, n: usize) -> Vec<f32> {
+        (0..n).map(|_| self.unit()).collect()
+    }
+
+    /// Rows of a tensor as stored in a file, every bit of the quants random.
+    pub fn weights(&mut self, tensor_type: TensorType, rows: usize, cols: usize) -> Vec<u8> {
+        let blocks = rows * cols / tensor_type.block_len();
+        let mut out = Vec::new();
+        for _ in 0..blocks {
+            let scale = f32_to_f16(self.unit() / 16.0).to_le_bytes();
+            match tensor_type {
+                TensorType::F32 => out.extend(self.unit().to_le_bytes()),
+                TensorType::F16 => out.extend(f32_to_f16(self.unit()).to_le_bytes()),
+                TensorType::BF16 => out.extend(f32_to_bf16(self.unit()).to_le_bytes()),
+                TensorType::Q8_0 => {
+                    out.extend(scale);
+                    out.extend((0..32).map(|_| (self.bits() >> 32) as u8));
+                }
+                TensorType::Q4_1 => {
+                    out.extend(scale);
+                    out.extend(f32_to_f16(self.unit()).to_le_bytes());
+                    out.extend((0..16).map(|_| (self.bits() >> 32) as u8));
+                }
+                other => panic!("no random {other}"),
+            }
+        }
+        out
+    }
+}
