@@ -1,1 +1,10 @@
+//! How the daemons of the house reach each other: gRPC over Unix sockets that only their own user
+//! can open, at places every process derives alike.
 
+mod connect;
+mod dirs;
+mod listener;
+
+pub use connect::connect;
+pub use dirs::{BaseDirs, DirsError, HouseDirs, create_private_dir};
+pub use listener::{BindError, Incoming, Listener};

@@ -1,1 +1,17 @@
+//! The profile: every setting of the house, typed, checked once and handed down.
+//!
+//! A value comes from a flag, else from the profile file, else from the default, and
+//! [`Profile::origin`] tells which. A key the schema does not know is an error that names the
+//! nearest one it does. Profiles do not inherit: one file says all it changes.
 
+mod error;
+mod load;
+mod reference;
+mod schema;
+mod setting;
+
+pub use error::{ProfileError, ValueError};
+pub use load::{Entry, Origin, Overrides, Profile};
+pub use reference::{FieldReference, reference, reference_markdown};
+pub use schema::{Demiurge, Engine, House};
+pub use setting::{Isa, LogFormat};

@@ -1,0 +1,38 @@
+//! The client's side of a socket.
+
+use std::{
+    io,
+    path::{Path, PathBuf},
+    time::Duration,
+};
+
+use hyper_util::rt::TokioIo;
+use tokio::net::UnixStream;
+use tonic::transport::{Channel, Endpoint, Uri};
+
+use crate::listener::check_peer;
+
+/// A Unix socket connects at once or not at all; only a stopped peer with a full queue waits.
+const CONNECT_TIMEOUT: Duration = Duration::from_secs(1);
+
+/// A channel to the daemon that listens at `path`.
+///
+/// Connects on first use and again after a break; until the daemon listens, calls fail with
+/// `Unavailable`. A socket that another user than this one or root serves is not talked to.
+/// Cancel-safe and cheap to clone. Must be called inside a tokio runtime.
+pub fn connect(path: &Path) -> Channel {
+    let path: PathBuf = path.to_owned();
+    // The address only fills the `:authority` of requests; the connector knows where to go.
+    Endpoint::from_static("http://vitriol.invalid")
+        .connect_timeout(CONNECT_TIMEOUT)
+        .connect_with_connector_lazy(tower::service_fn(move |_: Uri| {
+            let path = path.clone();
+            async move { open(&path).await.map(TokioIo::new) }
+        }))
+}
+
+async fn open(path: &Path) -> io::Result<UnixStream> {
+    let stream = UnixStream::connect(path).await?;
+    check_peer(&stream)?;
+    Ok(stream)
+}

@@ -1,0 +1,74 @@
+//! What can be wrong with a profile, in the words of whoever wrote it.
+
+use std::{io, path::PathBuf};
+
+/// Why a profile was refused. The daemons exit with 78 (config) on it.
+#[derive(Debug, thiserror::Error)]
+pub enum ProfileError {
+    #[error("profile {path}: cannot be read")]
+    Read { path: PathBuf, source: io::Error },
+    #[error("profile {path}, line {line}: {message}")]
+    Syntax {
+        path: PathBuf,
+        line: usize,
+        message: String,
+    },
+    #[error("profile {path}, line {line}: unknown {what} '{key}'; did you mean '{nearest}'?")]
+    UnknownKey {
+        path: PathBuf,
+        line: usize,
+        what: &'static str,
+        key: String,
+        nearest: String,
+    },
+    #[error("profile {path}, line {line}: {key}: {source}")]
+    Value {
+        path: PathBuf,
+        line: usize,
+        key: String,
+        source: ValueError,
+    },
+    #[error("profile {path}, line {line}: '{key}' holds settings; write [{key}]")]
+    NotATable {
+        path: PathBuf,
+        line: usize,
+        key: String,
+    },
+    #[error("{flag}: {source}")]
+    Flag { flag: String, source: ValueError },
+    #[error("{flag}: no setting is called '{key}'; did you mean '{nearest}'?")]
+    UnknownOverride {
+        flag: String,
+        key: String,
+        nearest: String,
+    },
+    #[error(
+        "{key} ({value}) must not be above {limit_key} ({limit}); lower the one or raise the other"
+    )]
+    Order {
+        key: String,
+        value: u64,
+        limit_key: String,
+        limit: u64,
+    },
+    #[error("{key}: engine name '{name}' must be 1 to 32 of a-z, 0-9, '-'")]
+    EngineName { key: String, name: String },
+}
+
+/// Why a value does not fit its setting.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum ValueError {
+    #[error("expected {expected}, found {found}")]
+    Type {
+        expected: &'static str,
+        found: String,
+    },
+    #[error("{value} is outside {low} to {high}")]
+    Range { value: i128, low: i128, high: i128 },
+    #[error("'{found}' is none of {choices}")]
+    Choice { found: String, choices: String },
+    #[error(transparent)]
+    Bytes(#[from] vitriol_units::BytesError),
+    #[error("'{0}' is no address; write for instance \"127.0.0.1:8265\"")]
+    Address(String),
+}

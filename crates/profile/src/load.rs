@@ -1,0 +1,420 @@
+//! From flags, a file and defaults to one checked profile, with the origin of every value.
+
+use std::{
+    collections::BTreeMap,
+    fmt, fs,
+    path::{Path, PathBuf},
+};
+
+use toml::{
+    Spanned,
+    de::{DeTable, DeValue},
+};
+
+use crate::{
+    ProfileError,
+    reference::{nearest, table_of},
+    schema::{Demiurge, Engine, House, Section},
+    setting::Raw,
+};
+
+/// Name of the engine that exists without being declared.
+pub(crate) const MAIN: &str = "main";
+
+/// Where a value came from; a flag wins over the file, the file over the default.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Origin {
+    Flag(String),
+    File { path: PathBuf, line: usize },
+    Default,
+}
+
+impl fmt::Display for Origin {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Origin::Flag(flag) => write!(f, "flag {flag}"),
+            Origin::File { path, line } => write!(f, "{}:{line}", path.display()),
+            Origin::Default => f.write_str("default"),
+        }
+    }
+}
+
+/// Settings given on a command line.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Overrides(Vec<Override>);
+
+#[derive(Clone, Debug, PartialEq, Eq)]
+struct Override {
+    key: String,
+    value: String,
+    flag: String,
+}
+
+impl Overrides {
+    pub fn new() -> Self {
+        Self::default()
+    }
+
+    /// Sets `key` (`"house.listen"`) if the flag was given; `flag` is its name for messages.
+    #[must_use]
+    pub fn set<T: fmt::Display>(mut self, key: &str, value: Option<T>, flag: &str) -> Self {
+        if let Some(value) = value {
+            self.0.push(Override {
+                key: key.to_owned(),
+                value: value.to_string(),
+                flag: flag.to_owned(),
+            });
+        }
+        self
+    }
+}
+
+/// One setting with its value and origin, as `vitriol config show` prints it.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Entry {
+    /// Dotted name, `"engine.main.threads"`.
+    pub key: String,
+    /// The value as TOML source.
+    pub value: String,
+    pub origin: Origin,
+}
+
+/// The settings of the house, checked.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Profile {
+    pub house: House,
+    /// By name; `main` is always there.
+    pub engines: BTreeMap<String, Engine>,
+    pub demiurge: Demiurge,
+    /// Of every value that is not the default, by dotted name.
+    origins: BTreeMap<String, Origin>,
+}
+
+impl Default for Profile {
+    fn default() -> Self {
+        Self {
+            house: House::default(),
+            engines: BTreeMap::from([(MAIN.to_owned(), Engine::default())]),
+            demiurge: Demiurge::default(),
+            origins: BTreeMap::new(),
+        }
+    }
+}
+
+impl Profile {
+    /// Reads `file`, if there is one, and lays `overrides` over it.
+    ///
+    /// Errors: file not readable, not TOML, a key that is not in the schema, a value of the wrong
+    /// type or out of range, two values that contradict each other.
+    pub fn load(file: Option<&Path>, overrides: &Overrides) -> Result<Self, ProfileError> {
+        let mut profile = Self::default();
+        if let Some(path) = file {
+            let text = fs::read_to_string(path).map_err(|source| ProfileError::Read {
+                path: path.to_owned(),
+                source,
+            })?;
+            profile.read_file(path, &text)?;
+        }
+        for given in &overrides.0 {
+            profile.apply_override(given)?;
+        }
+        profile.check()?;
+        Ok(profile)
+    }
+
+    /// The same from TOML source; `path` is what messages call it.
+    pub fn parse(path: &Path, text: &str, overrides: &Overrides) -> Result<Self, ProfileError> {
+        let mut profile = Self::default();
+        profile.read_file(path, text)?;
+        for given in &overrides.0 {
+            profile.apply_override(given)?;
+        }
+        profile.check()?;
+        Ok(profile)
+    }
+
+    /// The engine called `name`, if the profile has one.
+    pub fn engine(&self, name: &str) -> Option<&Engine> {
+        self.engines.get(name)
+    }
+
+    /// Where the value of `key` (`"house.listen"`) came from.
+    pub fn origin(&self, key: &str) -> &Origin {
+        self.origins.get(key).unwrap_or(&Origin::Default)
+    }
+
+    /// Every setting in the schema's order.
+    pub fn entries(&self) -> Vec<Entry> {
+        let mut entries = Vec::new();
+        self.list("house", &self.house, &mut entries);
+        for (name, engine) in &self.engines {
+            self.list(&format!("engine.{name}"), engine, &mut entries);
+        }
+        self.list("demiurge", &self.demiurge, &mut entries);
+        entries
+    }
+
+    /// The whole profile as TOML source, which loads to the same values; with `origins`, each value
+    /// has where it came from beside it.
+    pub fn to_toml(&self, origins: bool) -> String {
+        let mut text = String::new();
+        let mut table = String::new();
+        for Entry { key, value, origin } in self.entries() {
+            let (section, field) = key.rsplit_once('.').unwrap_or(("", &key));
+            if section != table {
+                let gap = if table.is_empty() { "" } else { "\n" };
+                text.push_str(&format!("{gap}[{section}]\n"));
+                section.clone_into(&mut table);
+            }
+            text.push_str(&match origins {
+                true => format!("{:<40} # {origin}\n", format!("{field} = {value}")),
+                false => format!("{field} = {value}\n"),
+            });
+        }
+        text
+    }
+
+    fn list<S: Section>(&self, table: &str, section: &S, entries: &mut Vec<Entry>) {
+        for field in S::FIELDS {
+            let key = format!("{table}.{}", field.name);
+            let value = section.get(field.name).unwrap_or_default();
+            let origin = self.origin(&key).clone();
+            entries.push(Entry { key, value, origin });
+        }
+    }
+
+    fn read_file(&mut self, path: &Path, text: &str) -> Result<(), ProfileError> {
+        let source = Source { path, text };
+        let document = DeTable::parse(text).map_err(|error| source.syntax(&error))?;
+        for (name, value) in document.get_ref() {
+            match name.get_ref().as_ref() {
+                "engine" => {
+                    for (engine, value) in source.table("engine", value)? {
+                        let name = engine.get_ref();
+                        let key = format!("engine.{name}");
+                        check_engine_name(&key, name)?;
+                        let table = source.table(&key, value).map_err(|error| match error {
+                            // `[engine] threads = 4` forgets the engine's name.
+                            ProfileError::NotATable { .. } => source.unknown(
+                                engine,
+                                "engine",
+                                &key,
+                                format!("engine.{MAIN}.{name}"),
+                            ),
+                            other => other,
+                        })?;
+                        self.read_table(&source, &key, table)?;
+                    }
+                }
+                table @ ("house" | "demiurge") => {
+                    self.read_table(&source, table, source.table(table, value)?)?;
+                }
+                other => {
+                    let nearest = nearest(other, ["house", "engine", "demiurge"]);
+                    return Err(source.unknown(name, "table", other, nearest));
+                }
+            }
+        }
+        Ok(())
+    }
+
+    fn read_table(
+        &mut self,
+        source: &Source<'_>,
+        table: &str,
+        values: &DeTable<'_>,
+    ) -> Result<(), ProfileError> {
+        if let Some(name) = table.strip_prefix("engine.") {
+            // An empty `[engine.NAME]` declares an engine of defaults.
+            self.engines.entry(name.to_owned()).or_default();
+        }
+        for (field, value) in values {
+            let key = format!("{table}.{}", field.get_ref());
+            let line = source.line(value.span().start);
+            match self.set(&key, raw_of(value.get_ref())) {
+                Ok(()) => {
+                    let origin = Origin::File {
+                        path: source.path.to_owned(),
+                        line,
+                    };
+                    self.origins.insert(key, origin);
+                }
+                Err(SetError::Unknown { nearest }) => {
+                    return Err(source.unknown(field, "setting", &key, nearest));
+                }
+                Err(SetError::Value(error)) => {
+                    let path = source.path.to_owned();
+                    return Err(ProfileError::Value {
+                        path,
+                        line,
+                        key,
+                        source: error,
+                    });
+                }
+            }
+        }
+        Ok(())
+    }
+
+    fn apply_override(&mut self, given: &Override) -> Result<(), ProfileError> {
+        let Override { key, value, flag } = given;
+        match self.set(key, Raw::Flag(value)) {
+            Ok(()) => {
+                self.origins.insert(key.clone(), Origin::Flag(flag.clone()));
+                Ok(())
+            }
+            Err(SetError::Value(source)) => Err(ProfileError::Flag {
+                flag: flag.clone(),
+                source,
+            }),
+            Err(SetError::Unknown { nearest }) => Err(ProfileError::UnknownOverride {
+                flag: flag.clone(),
+                key: key.clone(),
+                nearest,
+            }),
+        }
+    }
+
+    fn set(&mut self, key: &str, raw: Raw<'_>) -> Result<(), SetError> {
+        let unknown = |nearest| SetError::Unknown { nearest };
+        let (table, field) = key.rsplit_once('.').unwrap_or(("", key));
+        let outcome = match table.split_once('.') {
+            None if table == "house" => self.house.set(field, raw),
+            None if table == "demiurge" => self.demiurge.set(field, raw),
+            Some(("engine", name)) => match self.engines.get_mut(name) {
+                Some(engine) => engine.set(field, raw),
+                None => {
+                    let known = nearest(name, self.engines.keys().map(String::as_str));
+                    return Err(unknown(format!("engine.{known}.{field}")));
+                }
+            },
+            _ => {
+                let known = table_of(field).unwrap_or("house");
+                return Err(unknown(format!("{known}.{field}")));
+            }
+        };
+        match outcome {
+            Some(result) => result.map_err(SetError::Value),
+            None => Err(unknown(match table_of(field) {
+                // The right name in the wrong table is likelier than a misspelt one.
+                Some(known) if known != table && !table.starts_with("engine.") => {
+                    format!("{known}.{field}")
+                }
+                _ => format!("{table}.{}", nearest(field, field_names(table))),
+            })),
+        }
+    }
+
+    fn check(&self) -> Result<(), ProfileError> {
+        for (name, engine) in &self.engines {
+            if engine.prefill_tokens_busy > engine.step_tokens_max {
+                return Err(ProfileError::Order {
+                    key: format!("engine.{name}.prefill_tokens_busy"),
+                    value: engine.prefill_tokens_busy.into(),
+                    limit_key: format!("engine.{name}.step_tokens_max"),
+                    limit: engine.step_tokens_max.into(),
+                });
+            }
+        }
+        Ok(())
+    }
+}
+
+enum SetError {
+    Unknown { nearest: String },
+    Value(crate::ValueError),
+}
+
+fn field_names(table: &str) -> impl Iterator<Item = &'static str> {
+    let fields = match table {
+        "house" => House::FIELDS,
+        "demiurge" => Demiurge::FIELDS,
+        _ => Engine::FIELDS,
+    };
+    fields.iter().map(|field| field.name)
+}
+
+/// The name becomes part of a socket's path and of a unit's name.
+fn check_engine_name(key: &str, name: &str) -> Result<(), ProfileError> {
+    let fits = |c: char| c.is_ascii_lowercase() || c.is_ascii_digit() || c == '-';
+    if (1..=32).contains(&name.len()) && name.chars().all(fits) {
+        return Ok(());
+    }
+    Err(ProfileError::EngineName {
+        key: key.to_owned(),
+        name: name.to_owned(),
+    })
+}
+
+fn raw_of<'a>(value: &'a DeValue<'_>) -> Raw<'a> {
+    match value {
+        DeValue::String(text) => Raw::Text(text),
+        DeValue::Boolean(value) => Raw::Boolean(*value),
+        DeValue::Integer(integer) => match i64::from_str_radix(integer.as_str(), integer.radix()) {
+            Ok(n) => Raw::Integer(n),
+            Err(_) => Raw::Other("integer beyond 64 bits"),
+        },
+        other => Raw::Other(other.type_str()),
+    }
+}
+
+/// The file being read, for messages with a line.
+struct Source<'a> {
+    path: &'a Path,
+    text: &'a str,
+}
+
+impl Source<'_> {
+    fn line(&self, offset: usize) -> usize {
+        1 + self
+            .text
+            .as_bytes()
+            .iter()
+            .take(offset)
+            .filter(|&&byte| byte == b'\n')
+            .count()
+    }
+
+    fn syntax(&self, error: &toml::de::Error) -> ProfileError {
+        ProfileError::Syntax {
+            path: self.path.to_owned(),
+            line: self.line(error.span().map_or(0, |span| span.start)),
+            message: error.message().replace('\n', "; "),
+        }
+    }
+
+    fn table<'t, 'i>(
+        &self,
+        key: &str,
+        value: &'t Spanned<DeValue<'i>>,
+    ) -> Result<&'t DeTable<'i>, ProfileError> {
+        value
+            .get_ref()
+            .as_table()
+            .ok_or_else(|| ProfileError::NotATable {
+                path: self.path.to_owned(),
+                line: self.line(value.span().start),
+                key: key.to_owned(),
+            })
+    }
+
+    fn unknown<T>(
+        &self,
+        at: &Spanned<T>,
+        what: &'static str,
+        key: &str,
+        nearest: String,
+    ) -> ProfileError {
+        ProfileError::UnknownKey {
+            path: self.path.to_owned(),
+            line: self.line(at.span().start),
+            what,
+            key: key.to_owned(),
+            nearest,
+        }
+    }
+}
+
+#[cfg(test)]
+#[path = "load/tests.rs"]
+mod tests;

@@ -1,0 +1,190 @@
+use proptest::prelude::*;
+use vitriol_units::Bytes;
+
+use super::*;
+use crate::{Isa, LogFormat, ValueError};
+
+fn parse(text: &str) -> Result<Profile, ProfileError> {
+    Profile::parse(Path::new("p.toml"), text, &Overrides::new())
+}
+
+fn refusal(text: &str) -> String {
+    parse(text)
+        .expect_err("the profile must be refused")
+        .to_string()
+}
+
+#[test]
+fn an_empty_profile_is_the_default() {
+    assert_eq!(parse("").unwrap(), Profile::default());
+    assert_eq!(
+        Profile::load(None, &Overrides::new()).unwrap(),
+        Profile::default()
+    );
+    let main = &Profile::default().engines["main"];
+    assert_eq!((main.kv_bytes_max, main.sequences_max), (Bytes::gib(1), 16));
+}
+
+#[test]
+fn values_are_read_with_their_types() {
+    let profile = parse(
+        "[house]\nlisten = 'localhost:0'\nlog_format = 'json'\n\
+         [engine.main]\nkv_bytes_max = '512 MiB'\nisa = 'avx2'\nshare_prefixes = false\n\
+         threads = 0x2\n[engine.small-2]\n",
+    )
+    .unwrap();
+    assert_eq!(profile.house.listen.to_string(), "127.0.0.1:0");
+    assert_eq!(profile.house.log_format, LogFormat::Json);
+    let main = profile.engine("main").unwrap();
+    assert_eq!(
+        (main.kv_bytes_max, main.isa, main.threads),
+        (Bytes::mib(512), Isa::Avx2, 2)
+    );
+    assert!(!main.share_prefixes);
+    assert_eq!(profile.engine("small-2"), Some(&Engine::default()));
+    assert_eq!(profile.engine("large"), None);
+}
+
+#[test]
+fn unknown_names_are_refused_with_the_nearest_one() {
+    assert_eq!(
+        refusal("[engine.main]\n\nthread = 4\n"),
+        "profile p.toml, line 3: unknown setting 'engine.main.thread'; did you mean \
+         'engine.main.threads'?"
+    );
+    assert_eq!(
+        refusal("[demiurg]\n"),
+        "profile p.toml, line 1: unknown table 'demiurg'; did you mean 'demiurge'?"
+    );
+    // The right name in the wrong place.
+    assert!(refusal("[house]\nrequests_max = 4\n").contains("'demiurge.requests_max'"));
+    assert!(refusal("[engine]\nthreads = 4\n").contains("'engine.main.threads'"));
+}
+
+#[test]
+fn wrong_values_name_line_key_and_remedy() {
+    assert_eq!(
+        refusal("[engine.main]\nsequences_max = 0\n"),
+        "profile p.toml, line 2: engine.main.sequences_max: 0 is outside 1 to 1024"
+    );
+    assert!(refusal("[engine.main]\nthreads = '4'\n").contains("expected a whole number"));
+    assert!(refusal("[engine.main]\nthreads = -1\n").contains("-1 is outside 0"));
+    assert!(refusal("[engine.main]\nisa = 'neon'\n").contains("auto, scalar, avx2, avx512"));
+    assert!(refusal("[house]\nlisten = 'nowhere'\n").contains("no address"));
+    assert!(refusal("house = 3\n").contains("write [house]"));
+    assert!(refusal("[engine.main]\nkv_bytes_max = '1 GB ram'\n").contains("unknown unit"));
+    assert!(refusal("[engine.Main]\n").contains("must be 1 to 32 of a-z"));
+    assert!(refusal("[house\n").starts_with("profile p.toml, line 1: "));
+    assert!(refusal("[house]\nlisten = 1979-05-27\n").contains("datetime"));
+    assert!(refusal("[engine.main]\nthreads = 99999999999999999999\n").contains("64 bits"));
+}
+
+#[test]
+fn contradictions_are_refused() {
+    let text = refusal("[engine.main]\nstep_tokens_max = 32\n");
+    assert!(text.contains("prefill_tokens_busy (64)"), "{text}");
+    assert!(text.contains("step_tokens_max (32)"), "{text}");
+}
+
+#[test]
+fn a_flag_wins_over_the_file_and_the_file_over_the_default() {
+    let flags = Overrides::new()
+        .set("house.listen", Some("127.0.0.1:9"), "--listen")
+        .set("engine.main.threads", None::<u32>, "--threads");
+    let text = "[house]\nlisten = '127.0.0.1:8'\n[engine.main]\nthreads = 3\n";
+    let profile = Profile::parse(Path::new("p.toml"), text, &flags).unwrap();
+    assert_eq!(profile.house.listen.port(), 9);
+    assert_eq!(profile.origin("house.listen").to_string(), "flag --listen");
+    assert_eq!(
+        profile.origin("engine.main.threads").to_string(),
+        "p.toml:4"
+    );
+    assert_eq!(profile.origin("engine.main.isa"), &Origin::Default);
+}
+
+#[test]
+fn a_wrong_flag_is_named() {
+    let load = |key, value, flag| {
+        let flags = Overrides::new().set(key, Some(value), flag);
+        Profile::load(None, &flags).expect_err("must be refused")
+    };
+    assert_eq!(
+        load("engine.main.threads", "many", "--threads").to_string(),
+        "--threads: expected a whole number, found 'many'"
+    );
+    let error = load("engine.big.threads", "1", "--set");
+    assert!(
+        matches!(error, ProfileError::UnknownOverride { .. }),
+        "{error}"
+    );
+    assert!(error.to_string().contains("engine.main.threads"), "{error}");
+    let error = load("threads", "1", "--set").to_string();
+    assert!(error.contains("engine.main.threads"), "{error}");
+}
+
+#[test]
+fn a_file_that_is_not_there_is_named() {
+    let error = Profile::load(Some(Path::new("/nonexistent/p.toml")), &Overrides::new());
+    assert!(matches!(error, Err(ProfileError::Read { .. })));
+}
+
+#[test]
+fn what_is_shown_reads_back() {
+    let text = "[engine.main]\nmodel = '''/x/\"y\"\\z.gguf'''\n[engine.b]\nthreads = 2\n";
+    let profile = parse(text).unwrap();
+    for origins in [false, true] {
+        let again = parse(&profile.to_toml(origins)).unwrap();
+        assert_eq!(again.engines, profile.engines);
+        assert_eq!(
+            (&again.house, &again.demiurge),
+            (&profile.house, &profile.demiurge)
+        );
+    }
+    assert!(profile.to_toml(true).contains("# p.toml:4\n"));
+}
+
+proptest! {
+    #[test]
+    fn no_text_panics_and_what_is_accepted_reads_back(
+        table in prop_oneof![Just("house"), Just("engine.main"), Just("demiurge"), Just("enginee")],
+        field in prop_oneof![
+            Just("threads"), Just("listen"), Just("kv_bytes_max"), Just("model"), Just("drain_ms"),
+            Just("isa"), Just("body_bytes_max"), Just("nothing"),
+        ],
+        value in prop_oneof![
+            any::<i64>().prop_map(|n| n.to_string()),
+            "\"[ -!#-\\[\\]-~]{0,12}\"",
+            (0u32..5000).prop_map(|n| format!("'{n} MiB'")),
+            Just("true".to_owned()), Just("[1]".to_owned()), Just("1.5".to_owned()),
+        ],
+    ) {
+        if let Ok(profile) = parse(&format!("[{table}]\n{field} = {value}\n")) {
+            let key = format!("{table}.{field}");
+            let entry = profile.entries().into_iter().find(|e| e.key == key).unwrap();
+            let again = parse(&format!("[{table}]\n{field} = {}\n", entry.value)).unwrap();
+            let same = again.entries().into_iter().find(|e| e.key == key).unwrap();
+            prop_assert_eq!(same.value, entry.value);
+        }
+    }
+
+    #[test]
+    fn flags_of_any_text_never_panic(value in "\\PC{0,16}") {
+        for entry in Profile::default().entries() {
+            let flags = Overrides::new().set(&entry.key, Some(&value), "--x");
+            if let Err(error) = Profile::load(None, &flags) {
+                let expected =
+                    matches!(error, ProfileError::Flag { .. } | ProfileError::Order { .. });
+                prop_assert!(expected, "{}", error);
+            }
+        }
+    }
+}
+
+#[test]
+fn value_errors_say_what_was_found() {
+    let error = ValueError::Type {
+        expected: "true or false",
+        found: "3".into(),
+    };
+    assert_eq!(error.to_string(), "expected true or false, found 3");
+}

@@ -1,0 +1,166 @@
+//! The settings themselves. Each is declared once; its parser, its default, its range and its line
+//! in the field reference all come from that declaration.
+
+use std::{net::SocketAddr, path::PathBuf};
+
+use vitriol_units::Bytes;
+
+use crate::{
+    ValueError,
+    setting::{Isa, LogFormat, Raw, Setting},
+};
+
+/// What the field reference knows of a setting.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Field {
+    pub name: &'static str,
+    pub kind: &'static str,
+    /// Unit of the number, empty where the type says it.
+    pub unit: &'static str,
+    /// Doc lines, one after the other, each with its leading space.
+    pub doc: &'static str,
+}
+
+/// A table of settings.
+pub(crate) trait Section: Default {
+    const FIELDS: &'static [Field];
+
+    /// Sets `field`; `None` when there is no such field.
+    fn set(&mut self, field: &str, raw: Raw<'_>) -> Option<Result<(), ValueError>>;
+
+    /// `field` as TOML source; `None` when there is no such field.
+    fn get(&self, field: &str) -> Option<String>;
+}
+
+macro_rules! section {
+    (
+        $(#[$doc:meta])*
+        $name:ident {
+            $(
+                $(#[doc = $field_doc:literal])+
+                $field:ident: $ty:ty = $default:expr, $unit:literal $(, $low:literal..=$high:literal)?;
+            )*
+        }
+    ) => {
+        $(#[$doc])*
+        #[derive(Clone, Debug, PartialEq, Eq)]
+        pub struct $name {
+            $($(#[doc = $field_doc])+ pub $field: $ty,)*
+        }
+
+        impl Default for $name {
+            fn default() -> Self {
+                Self { $($field: $default,)* }
+            }
+        }
+
+        impl Section for $name {
+            const FIELDS: &'static [Field] = &[$(Field {
+                name: stringify!($field),
+                kind: <$ty as Setting>::TYPE,
+                unit: $unit,
+                doc: concat!($($field_doc),+),
+            }),*];
+
+            fn set(&mut self, field: &str, raw: Raw<'_>) -> Option<Result<(), ValueError>> {
+                match field {
+                    $(stringify!($field) => Some((|| {
+                        let value = <$ty as Setting>::read(raw)?;
+                        $(check_range(&value, $low, $high)?;)?
+                        self.$field = value;
+                        Ok(())
+                    })()),)*
+                    _ => None,
+                }
+            }
+
+            fn get(&self, field: &str) -> Option<String> {
+                match field {
+                    $(stringify!($field) => Some(self.$field.write()),)*
+                    _ => None,
+                }
+            }
+        }
+    };
+}
+
+fn check_range<S: Setting>(value: &S, low: i128, high: i128) -> Result<(), ValueError> {
+    match value.magnitude() {
+        Some(value) if !(low..=high).contains(&value) => {
+            Err(ValueError::Range { value, low, high })
+        }
+        _ => Ok(()),
+    }
+}
+
+section! {
+    /// `[house]`: what every daemon shares.
+    House {
+        /// Address of the one TCP port; port 0 takes a free one. Loopback only in this release.
+        listen: SocketAddr = SocketAddr::from(([127, 0, 0, 1], 8265)), "";
+        /// How the daemons write their logs.
+        log_format: LogFormat = LogFormat::Text, "";
+        /// Size at which a daemon's log under `vitriol up` is put aside as NAME.log.1 and begun anew.
+        log_bytes_max: Bytes = Bytes::mib(8), "", 4096..=1_099_511_627_776;
+    }
+}
+
+section! {
+    /// `[engine.NAME]`: one engine; `main` is the one there is by default.
+    Engine {
+        /// Model file (GGUF); empty = the default model in the cache directory.
+        model: PathBuf = PathBuf::new(), "";
+        /// Name that clients call the model by; empty = the file's name without `.gguf`.
+        alias: String = String::new(), "";
+        /// Compute threads; 0 = one for each core this process may use.
+        threads: u32 = 0, "threads", 0..=1024;
+        /// Instruction set of the kernels; `auto` = the best this CPU has.
+        isa: Isa = Isa::Auto, "";
+        /// Context window of a request; 0 = what the model was trained for.
+        context_tokens: u32 = 0, "tokens";
+        /// Most memory for the KV pages of all sequences together.
+        kv_bytes_max: Bytes = Bytes::gib(1), "", 1_048_576..=1_125_899_906_842_624;
+        /// Sequences computed at once.
+        sequences_max: u32 = 16, "sequences", 1..=1024;
+        /// Requests that wait for a place; one more is refused with 429.
+        queue_max: u32 = 64, "requests", 0..=65536;
+        /// Most tokens computed in one step, all sequences together.
+        step_tokens_max: u32 = 512, "tokens", 1..=65536;
+        /// Most prompt tokens in a step while any sequence decodes, so that answers keep flowing.
+        prefill_tokens_busy: u32 = 64, "tokens", 1..=65536;
+        /// Reuse the KV of a prompt's beginning whichever session computed it.
+        share_prefixes: bool = true, "";
+        /// Tokens a request may be ahead of its reader before it pauses.
+        window_tokens: u32 = 256, "tokens", 1..=1_048_576;
+        /// Time that running answers get to finish when the engine stops.
+        drain_ms: u64 = 10_000, "ms", 0..=3_600_000;
+    }
+}
+
+section! {
+    /// `[demiurge]`: the HTTP door.
+    Demiurge {
+        /// Largest request body; a larger one is refused with 413.
+        body_bytes_max: Bytes = Bytes::mib(32), "", 1024..=17_179_869_184;
+        /// Requests in flight; one more is refused with 429.
+        requests_max: u32 = 128, "requests", 1..=65536;
+        /// Open client connections; one more waits in the kernel's queue.
+        connections_max: u32 = 512, "connections", 1..=65536;
+        /// Time a client has to send a request's head.
+        request_head_timeout_ms: u64 = 10_000, "ms", 1..=3_600_000;
+        /// Time a client has to send a request's body.
+        request_body_timeout_ms: u64 = 60_000, "ms", 1..=3_600_000;
+        /// Time a client may leave an answer unread before its connection is closed.
+        reader_stall_timeout_ms: u64 = 300_000, "ms", 1000..=86_400_000;
+        /// Deadline of control calls to the engine (status, slots, model).
+        engine_deadline_ms: u64 = 200, "ms", 1..=60_000;
+        /// Time a request is held while the engine restarts.
+        engine_wait_ms: u64 = 10_000, "ms", 0..=600_000;
+        /// Silence after which a streaming answer gets a comment line, so that no hop gives up on it.
+        ping_interval_ms: u64 = 5_000, "ms", 100..=600_000;
+        /// Size at which decisions.jsonl is put aside as decisions.jsonl.1 and begun anew.
+        decisions_bytes_max: Bytes = Bytes::mib(64), "", 4096..=1_099_511_627_776;
+        /// Time that running answers get to finish when Demiurge stops.
+        drain_ms: u64 = 10_000, "ms", 0..=3_600_000;
+    }
+}

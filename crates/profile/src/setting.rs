@@ -1,0 +1,247 @@
+//! The types a setting can have: how each is read from TOML or a flag, and written back.
+
+use std::{fmt, net::SocketAddr, path::PathBuf, str::FromStr};
+
+use vitriol_units::Bytes;
+
+use crate::ValueError;
+
+/// A value as it was written, before its setting's type is known.
+#[derive(Clone, Copy, Debug)]
+pub(crate) enum Raw<'a> {
+    /// A TOML string.
+    Text(&'a str),
+    Integer(i64),
+    Boolean(bool),
+    /// Any other TOML value, by the name of its type.
+    Other(&'static str),
+    /// The text of a flag, which stands for whatever type its setting has.
+    Flag(&'a str),
+}
+
+impl Raw<'_> {
+    fn mismatch(self, expected: &'static str) -> ValueError {
+        let found = match self {
+            Raw::Text(text) | Raw::Flag(text) => format!("'{text}'"),
+            Raw::Integer(n) => n.to_string(),
+            Raw::Boolean(b) => b.to_string(),
+            Raw::Other(kind) => format!("a TOML {kind}"),
+        };
+        ValueError::Type { expected, found }
+    }
+}
+
+/// A type that settings have.
+pub(crate) trait Setting: Sized {
+    /// The type's name in the field reference.
+    const TYPE: &'static str;
+
+    fn read(raw: Raw<'_>) -> Result<Self, ValueError>;
+
+    /// The value as TOML source; reading it gives the value back.
+    fn write(&self) -> String;
+
+    /// The value as a number, for range checks; `None` where a range has no meaning.
+    fn magnitude(&self) -> Option<i128> {
+        None
+    }
+}
+
+macro_rules! integer_setting {
+    ($($ty:ty),*) => {$(
+        impl Setting for $ty {
+            const TYPE: &'static str = "integer";
+
+            fn read(raw: Raw<'_>) -> Result<Self, ValueError> {
+                let wide: i128 = match raw {
+                    Raw::Integer(n) => n.into(),
+                    Raw::Flag(text) => {
+                        text.trim().parse().map_err(|_| raw.mismatch("a whole number"))?
+                    }
+                    _ => return Err(raw.mismatch("a whole number")),
+                };
+                let range = |_| ValueError::Range { value: wide, low: 0, high: <$ty>::MAX.into() };
+                <$ty>::try_from(wide).map_err(range)
+            }
+
+            fn write(&self) -> String {
+                self.to_string()
+            }
+
+            fn magnitude(&self) -> Option<i128> {
+                Some((*self).into())
+            }
+        }
+    )*};
+}
+
+integer_setting!(u32, u64);
+
+impl Setting for bool {
+    const TYPE: &'static str = "boolean";
+
+    fn read(raw: Raw<'_>) -> Result<Self, ValueError> {
+        match raw {
+            Raw::Boolean(value) => Ok(value),
+            Raw::Flag("true") => Ok(true),
+            Raw::Flag("false") => Ok(false),
+            _ => Err(raw.mismatch("true or false")),
+        }
+    }
+
+    fn write(&self) -> String {
+        self.to_string()
+    }
+}
+
+impl Setting for String {
+    const TYPE: &'static str = "string";
+
+    fn read(raw: Raw<'_>) -> Result<Self, ValueError> {
+        match raw {
+            Raw::Text(text) | Raw::Flag(text) => Ok(text.to_owned()),
+            _ => Err(raw.mismatch("a quoted text")),
+        }
+    }
+
+    fn write(&self) -> String {
+        toml::Value::String(self.clone()).to_string()
+    }
+}
+
+impl Setting for PathBuf {
+    const TYPE: &'static str = "path";
+
+    fn read(raw: Raw<'_>) -> Result<Self, ValueError> {
+        match raw {
+            Raw::Text(text) | Raw::Flag(text) => Ok(text.into()),
+            _ => Err(raw.mismatch("a quoted path")),
+        }
+    }
+
+    fn write(&self) -> String {
+        // Read from UTF-8 above, so nothing is lost here.
+        toml::Value::String(self.to_string_lossy().into_owned()).to_string()
+    }
+}
+
+impl Setting for Bytes {
+    const TYPE: &'static str = "bytes";
+
+    fn read(raw: Raw<'_>) -> Result<Self, ValueError> {
+        match raw {
+            Raw::Text(text) | Raw::Flag(text) => Ok(text.parse()?),
+            Raw::Integer(n) if n >= 0 => Ok(Bytes(n.unsigned_abs())),
+            _ => Err(raw.mismatch("an amount such as \"512 MiB\" or 4096")),
+        }
+    }
+
+    fn write(&self) -> String {
+        format!("\"{self}\"")
+    }
+
+    fn magnitude(&self) -> Option<i128> {
+        Some(self.get().into())
+    }
+}
+
+impl Setting for SocketAddr {
+    const TYPE: &'static str = "address";
+
+    fn read(raw: Raw<'_>) -> Result<Self, ValueError> {
+        match raw {
+            Raw::Text(text) | Raw::Flag(text) => parse_address(text),
+            _ => Err(raw.mismatch("an address such as \"127.0.0.1:8265\"")),
+        }
+    }
+
+    fn write(&self) -> String {
+        format!("\"{self}\"")
+    }
+}
+
+/// `localhost:PORT` is taken as 127.0.0.1, without asking a resolver.
+fn parse_address(text: &str) -> Result<SocketAddr, ValueError> {
+    let wrong = || ValueError::Address(text.to_owned());
+    match text.strip_prefix("localhost:") {
+        Some(port) => Ok(([127, 0, 0, 1], port.parse::<u16>().map_err(|_| wrong())?).into()),
+        None => text.parse().map_err(|_| wrong()),
+    }
+}
+
+macro_rules! choice_setting {
+    ($(#[$doc:meta])* $name:ident { $($(#[$vdoc:meta])* $variant:ident = $text:literal),* $(,)? }) => {
+        $(#[$doc])*
+        #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+        pub enum $name { $($(#[$vdoc])* $variant),* }
+
+        impl $name {
+            /// Every choice, as it is written in a profile.
+            pub const CHOICES: &'static [&'static str] = &[$($text),*];
+
+            /// The choice as it is written in a profile.
+            pub const fn as_str(self) -> &'static str {
+                match self { $(Self::$variant => $text),* }
+            }
+        }
+
+        impl FromStr for $name {
+            type Err = ValueError;
+
+            fn from_str(text: &str) -> Result<Self, ValueError> {
+                match text {
+                    $($text => Ok(Self::$variant),)*
+                    _ => Err(ValueError::Choice {
+                        found: text.to_owned(),
+                        choices: Self::CHOICES.join(", "),
+                    }),
+                }
+            }
+        }
+
+        impl fmt::Display for $name {
+            fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+                f.pad(self.as_str())
+            }
+        }
+
+        impl Setting for $name {
+            const TYPE: &'static str = concat!("one of" $(, " ", $text)*);
+
+            fn read(raw: Raw<'_>) -> Result<Self, ValueError> {
+                match raw {
+                    Raw::Text(text) | Raw::Flag(text) => text.parse(),
+                    _ => Err(raw.mismatch(Self::TYPE)),
+                }
+            }
+
+            fn write(&self) -> String {
+                format!("\"{}\"", self.as_str())
+            }
+        }
+    };
+}
+
+choice_setting! {
+    /// How a daemon writes its log lines.
+    LogFormat {
+        /// Lines for people.
+        Text = "text",
+        /// One JSON object a line.
+        Json = "json",
+    }
+}
+
+choice_setting! {
+    /// The instruction set whose kernels the engine uses.
+    Isa {
+        /// The best one this CPU has.
+        Auto = "auto",
+        /// Plain Rust, for every CPU.
+        Scalar = "scalar",
+        /// AVX2 with FMA and F16C.
+        Avx2 = "avx2",
+        /// AVX-512 F, BW, VL and DQ.
+        Avx512 = "avx512",
+    }
+}
