@@ -1,1 +1,24 @@
+//! The engine: GGUF inference on this machine, served to Demiurge over a Unix socket.
+//!
+//! One thread owns the KV pages and the scheduler ([`step`]); request threads turn messages into
+//! tokens ([`request`]) and the session turns tokens into text ([`answer`]). `step.rs` is the map of
+//! a step: plan, batch, forward, sample, emit.
 
+pub mod answer;
+pub mod commands;
+pub mod engine;
+pub mod forward;
+pub mod generate;
+pub mod kv;
+pub mod load;
+pub mod metrics;
+pub mod model;
+pub mod request;
+pub mod sampler;
+pub mod scheduler;
+pub mod sequence;
+pub mod service;
+pub mod session;
+pub mod step;
+pub mod stop;
+pub mod template;

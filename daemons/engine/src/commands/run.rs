@@ -1,0 +1,120 @@
+use super::threads;
+use crate::{
+    engine::EngineLimits,
+    generate::GenerationRequest,
+    load::{load, start},
+    metrics::EngineMetrics,
+    model::LoadProgress,
+    sampler::Sampling,
+    scheduler::StepBudget,
+    sequence::EventKind,
+};
+use anyhow::{Context, bail};
+use std::{io::Write, path::PathBuf, time::Instant};
+use vitriol_chassis::{Environment, Exit, Failure, Heartbeat, OrExit, init_trace};
+use vitriol_kernels_cpu::Isa;
+use vitriol_profile::LogFormat;
+use vitriol_tokens::{EncodeOptions, Utf8Stream};
+
+#[derive(Debug, clap::Args)]
+pub struct RunArgs {
+    /// Model file (GGUF).
+    model: PathBuf,
+    /// Text to complete.
+    prompt: String,
+    /// Most tokens to generate.
+    #[arg(short = 'n', long, default_value_t = 128)]
+    max_tokens: usize,
+    /// Treat the prompt as one chat message and apply the model's template.
+    #[arg(long)]
+    chat: bool,
+    /// 0 = greedy.
+    #[arg(long, default_value_t = 0.0)]
+    temperature: f32,
+    #[arg(long, default_value_t = 0)]
+    seed: u64,
+    /// Compute threads; 0 = one for each usable core.
+    #[arg(long, default_value_t = 0)]
+    threads: u32,
+}
+
+/// Completes one prompt: text to standard output as it comes, figures to standard error.
+pub fn run(args: RunArgs, environment: &Environment) -> Result<(), Failure> {
+    init_trace(LogFormat::Text, environment)?;
+    complete(args, environment).or_exit(Exit::Config)
+}
+
+fn complete(args: RunArgs, environment: &Environment) -> anyhow::Result<()> {
+    let isa = Isa::parse(environment.isa.as_deref().unwrap_or("auto"))?;
+    let loaded = load(&args.model, threads(args.threads), isa, &mut |_: LoadProgress| {})?;
+    let Some(language) = &loaded.language else {
+        bail!("{}: its tokenizer is not supported yet", args.model.display());
+    };
+    let prompt = if args.chat {
+        let messages = serde_json::json!([{"role": "user", "content": args.prompt}]);
+        let rendered = language.template.render(messages.to_string().as_bytes(), b"", b"", true)?;
+        rendered.encode(&language.tokenizer)
+    } else {
+        let options = EncodeOptions { add_special: true, parse_special: false };
+        language.tokenizer.encode(args.prompt.as_bytes(), options)
+    };
+    if prompt.is_empty() {
+        bail!("the prompt is empty");
+    }
+    let context = loaded.model.hyper.context_tokens_trained;
+    if prompt.len() >= context {
+        bail!("the prompt of {} tokens exceeds the context of {context}", prompt.len());
+    }
+    let tokens_max = args.max_tokens.clamp(1, context - prompt.len());
+    let page_tokens = crate::kv::PAGE_TOKENS;
+    let pages = (prompt.len() + tokens_max).div_ceil(page_tokens) + 1;
+    let limits = EngineLimits {
+        alias: String::new(),
+        context_tokens: 0,
+        kv_bytes_max: (pages * page_tokens * loaded.model.kv_bytes_per_token()) as u64,
+        sequences_max: 1,
+        queue_max: 1,
+        budget: StepBudget { tokens_max: 512, prefill_tokens_busy: 512 },
+        share_prefixes: false,
+        window_tokens: u64::MAX,
+    };
+    let heartbeat = Heartbeat::silent();
+    let engine = start(loaded, limits, EngineMetrics::default(), heartbeat)?;
+    let n_prompt = prompt.len();
+    let sampling =
+        Sampling { temperature: args.temperature, seed: args.seed, ..Sampling::GREEDY };
+    if let Err((name, range)) = sampling.check() {
+        bail!("--{name} must be {range}");
+    }
+    let request = GenerationRequest { prompt, tokens_max, sampling, ignore_eog: false };
+
+    let tokenizer = &engine.language.as_ref().context("checked above")?.tokenizer;
+    let (mut out, mut utf8, mut times) = (std::io::stdout(), Utf8Stream::default(), Vec::new());
+    let began = Instant::now();
+    for event in engine.generate(request)? {
+        let EventKind::Token { id } = event.kind else { continue };
+        times.push(event.at);
+        let mut piece = Vec::new();
+        tokenizer.piece(id, &mut piece, false);
+        let mut text = String::new();
+        utf8.push(&piece, &mut text);
+        write!(out, "{text}")?;
+        out.flush()?;
+    }
+    let mut rest = String::new();
+    utf8.finish(&mut rest);
+    writeln!(out, "{rest}")?;
+    if let (Some(first), Some(last)) = (times.first(), times.last()) {
+        let prefill = (*first - began).as_secs_f64();
+        let decode = (*last - *first).as_secs_f64();
+        let steps = (times.len() - 1) as f64;
+        let rate = if decode > 0.0 { steps / decode } else { 0.0 };
+        writeln!(
+            std::io::stderr(),
+            "prompt {n_prompt} tokens in {prefill:.3} s ({:.0}/s), {} generated at {rate:.1}/s",
+            n_prompt as f64 / prefill,
+            times.len(),
+        )?;
+    }
+    Ok(())
+}

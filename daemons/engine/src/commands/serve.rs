@@ -1,0 +1,205 @@
+use super::threads;
+use crate::{
+    engine::{EngineError, EngineLimits},
+    load::{LoadError, load, start},
+    metrics::EngineMetrics,
+    model::LoadProgress,
+    scheduler::StepBudget,
+    service::{EngineService, MESSAGE_BYTES_MAX, Serving},
+};
+use std::{
+    path::PathBuf,
+    sync::Arc,
+    time::{Duration, Instant},
+};
+use tonic::service::Routes;
+use vitriol_chassis::{
+    Daemon, Drained, Environment, Exit, Failure, OrExit, RpcServer, Setup, run as run_daemon,
+};
+use vitriol_ipc::Listener;
+use vitriol_kernels_cpu::Isa;
+use vitriol_profile::{Engine as EngineProfile, Overrides, Profile};
+use vitriol_proto::engine::v1::engine_server::EngineServer;
+
+/// How often a drain looks whether the last answer is done.
+const IDLE_POLL: Duration = Duration::from_millis(20);
+
+#[derive(Debug, clap::Args)]
+pub struct ServeArgs {
+    /// Profile file (TOML).
+    #[arg(long)]
+    profile: Option<PathBuf>,
+    /// Which `[engine.NAME]` of the profile this is.
+    #[arg(long, default_value = "main")]
+    name: String,
+    /// Unix socket to serve on; by default the house's own place.
+    #[arg(long)]
+    socket: Option<PathBuf>,
+    /// Model file (GGUF); overrides the profile.
+    #[arg(long)]
+    model: Option<PathBuf>,
+    /// Compute threads; 0 = one for each usable core.
+    #[arg(long)]
+    threads: Option<u32>,
+}
+
+/// What a serving engine was told, checked.
+#[derive(Debug)]
+struct Config {
+    socket: PathBuf,
+    model: PathBuf,
+    threads: usize,
+    isa: Option<Isa>,
+    limits: EngineLimits,
+    drain: Duration,
+    setup: Setup,
+}
+
+impl Config {
+    fn read(args: ServeArgs, environment: &Environment) -> Result<Self, Failure> {
+        let key = |field: &str| format!("engine.{}.{field}", args.name);
+        let model = args.model.as_ref().map(|m| m.display());
+        let overrides = Overrides::new()
+            .set(&key("model"), model, "--model")
+            .set(&key("threads"), args.threads, "--threads")
+            .set(&key("isa"), environment.isa.as_deref(), "VITRIOL_ISA");
+        let profile = Profile::load(args.profile.as_deref(), &overrides)?;
+        let engine = profile.engine(&args.name).ok_or_else(|| {
+            let message = format!("the profile has no table [engine.{}]", args.name);
+            Failure::new(Exit::Config, message)
+        })?;
+        let dirs = environment.dirs()?;
+        let model = match engine.model.as_os_str().is_empty() {
+            true => dirs.default_model(),
+            false => engine.model.clone(),
+        };
+        if !model.exists() {
+            let message = format!(
+                "model file {}: not found; fetch the default model with 'vitriol model fetch', or \
+                 name a file with --model",
+                model.display()
+            );
+            return Err(Failure::new(Exit::Config, message));
+        }
+        let drain = Duration::from_millis(engine.drain_ms);
+        Ok(Self {
+            socket: args.socket.unwrap_or_else(|| dirs.engine_socket(&args.name)),
+            threads: threads(engine.threads),
+            isa: Isa::parse(engine.isa.as_str()).or_exit(Exit::Config)?,
+            limits: limits(engine, &model),
+            drain,
+            setup: Setup::new("engine", env!("CARGO_PKG_VERSION"))
+                .log_format(profile.house.log_format)
+                .drain(drain),
+            model,
+        })
+    }
+}
+
+fn limits(engine: &EngineProfile, model: &std::path::Path) -> EngineLimits {
+    let stem = || model.file_stem().unwrap_or_default().to_string_lossy().into_owned();
+    EngineLimits {
+        alias: if engine.alias.is_empty() { stem() } else { engine.alias.clone() },
+        context_tokens: engine.context_tokens as usize,
+        kv_bytes_max: engine.kv_bytes_max.get(),
+        sequences_max: engine.sequences_max as usize,
+        queue_max: engine.queue_max as usize,
+        budget: StepBudget {
+            tokens_max: engine.step_tokens_max as usize,
+            prefill_tokens_busy: engine.prefill_tokens_busy as usize,
+        },
+        share_prefixes: engine.share_prefixes,
+        window_tokens: engine.window_tokens.into(),
+    }
+}
+
+/// Serves until told to stop.
+pub fn serve(args: ServeArgs, environment: &Environment) -> Result<(), Failure> {
+    let config = Config::read(args, environment)?;
+    run_daemon(config.setup, environment, async |daemon| life(config, daemon).await)
+}
+
+/// Bind, load, announce, wait, drain.
+async fn life(config: Config, daemon: Daemon) -> Result<(), Failure> {
+    let listener = Listener::bind(&config.socket)?;
+    let service = EngineService::default();
+    let grpc = EngineServer::new(service.clone())
+        .max_decoding_message_size(MESSAGE_BYTES_MAX)
+        .max_encoding_message_size(MESSAGE_BYTES_MAX);
+    let mut server = RpcServer::spawn(listener, Routes::new(grpc), daemon.board.clone());
+
+    let drain = config.drain;
+    let for_loading = daemon.clone();
+    let loading = tokio::task::spawn_blocking(move || bring_up(config, &for_loading));
+    let serving = tokio::select! {
+        loaded = loading => loaded.or_exit(Exit::Internal)??,
+        ended = server.ended() => return ended,
+        // A load cannot be cut short; the process ends without it.
+        () = daemon.shutdown.cancelled() => return server.stop().await,
+    };
+    let engine = serving.engine();
+    service.serve(serving);
+    daemon.board.ready(format!("serving {}", engine.limits.alias));
+
+    tokio::select! {
+        () = daemon.shutdown.cancelled() => {}
+        ended = server.ended() => return ended,
+    }
+    engine.drain();
+    let idle = async {
+        while !engine.is_idle() {
+            tokio::time::sleep(IDLE_POLL).await;
+        }
+    };
+    if daemon.drain(drain, idle).await == Drained::DeadlinePassed {
+        tracing::warn!("answers still running are cut");
+    }
+    server.stop().await
+}
+
+/// Loads the model and starts the engine, reporting on the board; blocks.
+fn bring_up(config: Config, daemon: &Daemon) -> Result<Serving, Failure> {
+    let metrics = EngineMetrics::default();
+    daemon.board.register(|registry| metrics.register(registry));
+    let mut report = |at: LoadProgress| {
+        daemon.board.loading("loading weights", at.bytes_done, at.bytes_all);
+    };
+    let began = Instant::now();
+    let mut loaded = load(&config.model, config.threads, config.isa, &mut report)
+        .map_err(|error| failure(&error))?;
+    let (file_bytes, template) = (loaded.file_bytes, std::mem::take(&mut loaded.chat_template));
+    let weights_bytes = loaded.model.weights_bytes();
+    let engine = start(loaded, config.limits, metrics, daemon.heartbeat.clone())
+        .map_err(|error| failure(&error))?;
+    tracing::info!(
+        model = %config.model.display(),
+        took_ms = began.elapsed().as_millis() as u64,
+        weights_bytes,
+        isa = %engine.model.device.isa(),
+        threads = engine.model.device.threads(),
+        context_tokens = engine.limits.context_tokens,
+        "the model is loaded"
+    );
+    Ok(Serving::new(Arc::new(engine), config.model, file_bytes, template))
+}
+
+/// A file that cannot be run is a matter of configuration; what the machine refuses is ours.
+fn failure(error: &LoadError) -> Failure {
+    let exit = match error {
+        LoadError::SelfTest(_) | LoadError::Engine(EngineError::Start(_)) => Exit::Internal,
+        _ => Exit::Config,
+    };
+    Failure::new(exit, chain(error))
+}
+
+/// An error and its causes in one line.
+fn chain(error: &dyn std::error::Error) -> String {
+    let mut text = error.to_string();
+    let mut cause = error.source();
+    while let Some(source) = cause {
+        text.push_str(": ");
+        text.push_str(&source.to_string());
+        cause = source.source();
+    }
+    text
+}

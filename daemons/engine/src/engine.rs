@@ -1,0 +1,142 @@
+//! The engine as its services see it: model, tokenizer, template and the step thread behind them.
+
+use crate::{
+    forward::KvStores,
+    kv::PAGE_TOKENS,
+    metrics::EngineMetrics,
+    model::Model,
+    scheduler::StepBudget,
+    step::{StartError, StepLimits, StepThread},
+    template::ChatTemplate,
+};
+use std::sync::{
+    Arc,
+    atomic::{AtomicBool, AtomicU64, Ordering},
+};
+use vitriol_chassis::Heartbeat;
+use vitriol_tokens::Tokenizer;
+
+/// Settings of one engine, every default resolved.
+#[derive(Clone, Debug)]
+pub struct EngineLimits {
+    /// Name clients use for the model.
+    pub alias: String,
+    /// Context window of a request; 0 = what the model was trained for.
+    pub context_tokens: usize,
+    pub kv_bytes_max: u64,
+    pub sequences_max: usize,
+    pub queue_max: usize,
+    pub budget: StepBudget,
+    pub share_prefixes: bool,
+    pub window_tokens: u64,
+}
+
+/// What turns text into tokens for a model; absent when its tokenizer is of a kind not supported yet
+/// (such a model takes token ids only).
+#[derive(Debug)]
+pub struct Language {
+    pub tokenizer: Tokenizer,
+    pub template: ChatTemplate,
+}
+
+/// One loaded model and its step thread.
+#[derive(Debug)]
+pub struct Engine {
+    pub model: Arc<Model>,
+    pub language: Option<Language>,
+    pub limits: EngineLimits,
+    pub step: StepThread,
+    pub metrics: EngineMetrics,
+    sequences: AtomicU64,
+    draining: AtomicBool,
+}
+
+/// Why a model cannot be served with these limits.
+#[derive(Debug, thiserror::Error)]
+pub enum EngineError {
+    #[error(
+        "kv_bytes_max of {kv_bytes_max} bytes holds no page of {PAGE_TOKENS} tokens of this model \
+         ({page_bytes} bytes); raise it"
+    )]
+    NoPage { kv_bytes_max: u64, page_bytes: usize },
+    #[error(transparent)]
+    Start(#[from] StartError),
+}
+
+impl Engine {
+    /// Sets up KV and starts the step thread. `limits.context_tokens` becomes what one request can
+    /// really use: no more than the pool holds.
+    pub fn start(
+        model: Arc<Model>,
+        language: Option<Language>,
+        mut limits: EngineLimits,
+        metrics: EngineMetrics,
+        heartbeat: Heartbeat,
+    ) -> Result<Self, EngineError> {
+        let pages = KvStores::pages_in(&model, limits.kv_bytes_max);
+        if pages == 0 {
+            let page_bytes = model.kv_bytes_per_token() * PAGE_TOKENS;
+            return Err(EngineError::NoPage { kv_bytes_max: limits.kv_bytes_max, page_bytes });
+        }
+        let trained = model.hyper.context_tokens_trained;
+        if limits.context_tokens == 0 {
+            limits.context_tokens = trained;
+        } else if limits.context_tokens > trained {
+            tracing::warn!(
+                context_tokens = limits.context_tokens,
+                trained,
+                "the context is longer than the model was trained for; answers may degrade"
+            );
+        }
+        let pool_tokens = pages * PAGE_TOKENS;
+        if limits.context_tokens > pool_tokens {
+            tracing::warn!(
+                context_tokens = pool_tokens,
+                wanted = limits.context_tokens,
+                "kv_bytes_max holds fewer tokens than the context; a request may use what it holds"
+            );
+            limits.context_tokens = pool_tokens;
+        }
+        let eog = language.as_ref().map_or_else(Vec::new, |l| l.tokenizer.special().eog().to_vec());
+        let step_limits = StepLimits {
+            sequences_max: limits.sequences_max,
+            queue_max: limits.queue_max,
+            budget: StepBudget {
+                tokens_max: limits.budget.tokens_max.max(limits.sequences_max),
+                prefill_tokens_busy: limits.budget.prefill_tokens_busy.max(1),
+            },
+            pages,
+        };
+        let step =
+            StepThread::start(Arc::clone(&model), eog, step_limits, metrics.clone(), heartbeat)?;
+        Ok(Self {
+            model,
+            language,
+            limits,
+            step,
+            metrics,
+            sequences: AtomicU64::new(0),
+            draining: AtomicBool::new(false),
+        })
+    }
+
+    /// A number no other sequence of this process has.
+    pub fn next_sequence(&self) -> u64 {
+        self.sequences.fetch_add(1, Ordering::Relaxed)
+    }
+
+    /// Takes no new requests from now on.
+    pub fn drain(&self) {
+        self.draining.store(true, Ordering::Release);
+    }
+
+    pub fn is_draining(&self) -> bool {
+        self.draining.load(Ordering::Acquire)
+    }
+
+    /// Whether nothing runs and nothing waits.
+    pub fn is_idle(&self) -> bool {
+        let snapshot = self.step.snapshot();
+        snapshot.slots.is_empty() && snapshot.waiting == 0
+    }
+}

@@ -1,0 +1,94 @@
+//! Running sequences from a plain thread, without a session: the self test at start, `run`, tests.
+
+use crate::{
+    engine::Engine,
+    sampler::Sampling,
+    sequence::{
+        EndReason, EventKind, EventSink, NewSequence, SequenceControl, SequenceEvent, SequenceId,
+    },
+    step::SubmitError,
+};
+use std::{sync::Arc, time::Instant};
+use tokio::sync::mpsc;
+
+/// A sequence being generated; iterate its events. Dropping it cancels the sequence.
+#[derive(Debug)]
+pub struct Generation {
+    control: Arc<SequenceControl>,
+    events: mpsc::Receiver<Vec<SequenceEvent>>,
+    ready: std::vec::IntoIter<SequenceEvent>,
+    over: bool,
+}
+
+/// What to generate from.
+#[derive(Clone, Debug)]
+pub struct GenerationRequest {
+    /// Not empty; with `tokens_max` no longer than the context.
+    pub prompt: Vec<u32>,
+    pub tokens_max: usize,
+    pub sampling: Sampling,
+    pub ignore_eog: bool,
+}
+
+impl Engine {
+    /// Starts a sequence; its tokens are counted as taken when the iterator gives them.
+    pub fn generate(&self, request: GenerationRequest) -> Result<Generation, SubmitError> {
+        let (channel, events) = mpsc::channel(4);
+        let control = Arc::<SequenceControl>::default();
+        let id = self.next_sequence();
+        self.step.submit(NewSequence {
+            id: SequenceId(id),
+            session_id: "".into(),
+            prompt: request.prompt,
+            tokens_max: request.tokens_max,
+            sampling: request.sampling,
+            ignore_eog: request.ignore_eog,
+            window_tokens: u64::MAX,
+            cache_salt: Vec::new(),
+            control: Arc::clone(&control),
+            sink: EventSink { id, channel },
+            submitted_at: Instant::now(),
+        })?;
+        Ok(Generation { control, events, ready: Vec::new().into_iter(), over: false })
+    }
+}
+
+impl Generation {
+    pub fn control(&self) -> &SequenceControl {
+        &self.control
+    }
+
+    /// Runs to the end: the tokens, and why it ended (`None`: the step thread stopped).
+    pub fn finish(self) -> (Vec<u32>, Option<EndReason>) {
+        let (mut tokens, mut reason) = (Vec::new(), None);
+        for event in self {
+            match event.kind {
+                EventKind::Token { id } => tokens.push(id),
+                EventKind::Ended { reason: ended } => reason = Some(ended),
+                EventKind::Started { .. } | EventKind::Prefilled { .. } => {}
+            }
+        }
+        (tokens, reason)
+    }
+}
+
+impl Iterator for Generation {
+    type Item = SequenceEvent;
+
+    fn next(&mut self) -> Option<SequenceEvent> {
+        while !self.over {
+            if let Some(event) = self.ready.next() {
+                self.over = matches!(event.kind, EventKind::Ended { .. });
+                return Some(event);
+            }
+            self.ready = self.events.blocking_recv()?.into_iter();
+        }
+        None
+    }
+}
+
+impl Drop for Generation {
+    fn drop(&mut self) {
+        self.control.cancel();
+    }
+}

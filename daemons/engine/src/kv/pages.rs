@@ -1,0 +1,386 @@
+use super::BlockKey;
+use std::{
+    cell::RefCell,
+    cmp::Reverse,
+    collections::{BTreeSet, BinaryHeap, HashMap},
+    rc::Rc,
+};
+
+/// The page index space of one KV group: who holds which page, and which full pages can be reused.
+///
+/// ```text
+///            allocate                 seal                    last PageRef dropped
+///   Free ---------------> Held(open) -------> Held(sealed) ---------------------> Cached
+///    ^                       |                     ^                                |  |
+///    |  last PageRef dropped |                     +--------- lookup ---------------+  |
+///    +-----------------------+                                                         |
+///    +------------------------------ evicted by allocate (least recently used) --------+
+/// ```
+/// The pool hands out the lowest free index, so that memory below a low watermark suffices. Cached
+/// pages are given up least recently used first, deeper blocks of one chain before its beginning
+/// (a block is of no use without those before it). Clones share the pool; it lives on the step
+/// thread.
+#[derive(Clone, Debug)]
+pub struct PagePool {
+    inner: Rc<RefCell<Inner>>,
+}
+
+#[derive(Debug)]
+struct Inner {
+    pages: Vec<PageState>,
+    free: BinaryHeap<Reverse<u32>>,
+    by_key: HashMap<BlockKey, u32>,
+    cached: BTreeSet<CacheRank>,
+    tick: u64,
+}
+
+#[derive(Clone, Debug, Default)]
+struct PageState {
+    holders: u32,
+    sealed: Option<Sealed>,
+    used_at: u64,
+}
+
+#[derive(Clone, Copy, Debug)]
+struct Sealed {
+    key: BlockKey,
+    /// Index of the block in its chain.
+    depth: u32,
+}
+
+/// Order in which cached pages are given up: smallest first.
+type CacheRank = (u64, Reverse<u32>, u32);
+
+/// Counts of [`PagePool::usage`]; `held + cached + free == all`.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct PoolUse {
+    pub held: usize,
+    /// Sealed pages that no sequence holds.
+    pub cached: usize,
+    pub free: usize,
+    pub all: usize,
+}
+
+/// One holder's share of a page; dropping it gives the share back.
+#[derive(Debug)]
+pub struct PageRef {
+    page: u32,
+    pool: PagePool,
+}
+
+impl PagePool {
+    pub fn new(pages: u32) -> Self {
+        Self {
+            inner: Rc::new(RefCell::new(Inner {
+                pages: vec![PageState::default(); pages as usize],
+                free: (0..pages).map(Reverse).collect(),
+                by_key: HashMap::new(),
+                cached: BTreeSet::new(),
+                tick: 0,
+            })),
+        }
+    }
+
+    /// An open page for new tokens: the lowest free one, else the page of the cached block that was
+    /// used least recently. `None`: every page is held.
+    pub fn allocate(&self) -> Option<PageRef> {
+        let mut inner = self.inner.borrow_mut();
+        let page = match inner.free.pop() {
+            Some(Reverse(page)) => page,
+            None => inner.evict()?,
+        };
+        inner.hold(page);
+        drop(inner);
+        Some(PageRef {
+            page,
+            pool: self.clone(),
+        })
+    }
+
+    /// Holds the pages of the longest run of `keys`, from the first on, that the pool has.
+    pub fn lookup(&self, keys: &[BlockKey]) -> Vec<PageRef> {
+        let mut inner = self.inner.borrow_mut();
+        let mut pages = Vec::new();
+        for key in keys {
+            let Some(&page) = inner.by_key.get(key) else {
+                break;
+            };
+            inner.hold(page);
+            pages.push(page);
+        }
+        drop(inner);
+        pages
+            .into_iter()
+            .map(|page| PageRef {
+                page,
+                pool: self.clone(),
+            })
+            .collect()
+    }
+
+    /// How many of `keys`, from the first on, [`Self::lookup`] would find, and how many of those
+    /// pages are only cached now (holding them takes them from what `allocate` can use).
+    pub fn peek(&self, keys: &[BlockKey]) -> (usize, usize) {
+        let inner = self.inner.borrow();
+        let found: Vec<u32> = keys
+            .iter()
+            .map_while(|k| inner.by_key.get(k).copied())
+            .collect();
+        let cached = found
+            .iter()
+            .filter(|&&p| inner.pages[p as usize].holders == 0)
+            .count();
+        (found.len(), cached)
+    }
+
+    /// Pages that `allocate` can hand out: free and cached ones.
+    pub fn available(&self) -> usize {
+        let inner = self.inner.borrow();
+        inner.free.len() + inner.cached.len()
+    }
+
+    pub fn usage(&self) -> PoolUse {
+        let inner = self.inner.borrow();
+        let (cached, free, all) = (inner.cached.len(), inner.free.len(), inner.pages.len());
+        PoolUse {
+            held: all - cached - free,
+            cached,
+            free,
+            all,
+        }
+    }
+}
+
+impl Inner {
+    fn hold(&mut self, page: u32) {
+        let rank = self.rank(page);
+        let state = &mut self.pages[page as usize];
+        if state.holders == 0 {
+            self.cached.remove(&rank);
+        }
+        state.holders += 1;
+    }
+
+    fn rank(&self, page: u32) -> CacheRank {
+        let state = &self.pages[page as usize];
+        (
+            state.used_at,
+            Reverse(state.sealed.map_or(0, |s| s.depth)),
+            page,
+        )
+    }
+
+    fn evict(&mut self) -> Option<u32> {
+        let (_, _, page) = self.cached.pop_first()?;
+        if let Some(sealed) = self.pages[page as usize].sealed.take() {
+            self.by_key.remove(&sealed.key);
+        }
+        Some(page)
+    }
+
+    fn seal(&mut self, page: u32, key: BlockKey, depth: u32) {
+        // Two sequences may compute the same block side by side: the first one is kept for reuse,
+        // the other stays its holder's own and is free when dropped.
+        if let std::collections::hash_map::Entry::Vacant(entry) = self.by_key.entry(key) {
+            entry.insert(page);
+            self.pages[page as usize].sealed = Some(Sealed { key, depth });
+        }
+    }
+
+    fn release(&mut self, page: u32, used_at: u64) {
+        let state = &mut self.pages[page as usize];
+        state.holders -= 1;
+        if state.holders > 0 {
+            return;
+        }
+        if state.sealed.is_some() {
+            state.used_at = used_at;
+            let rank = self.rank(page);
+            self.cached.insert(rank);
+        } else {
+            self.free.push(Reverse(page));
+        }
+    }
+}
+
+impl PageRef {
+    /// Index of the page, the same in every layer and side of the group.
+    pub fn page(&self) -> u32 {
+        self.page
+    }
+
+    /// The page is full: its content never changes again and serves every sequence whose block
+    /// `depth` has this key.
+    pub fn seal(&self, key: BlockKey, depth: u32) {
+        self.pool.inner.borrow_mut().seal(self.page, key, depth);
+    }
+}
+
+impl Drop for PageRef {
+    fn drop(&mut self) {
+        let mut inner = self.pool.inner.borrow_mut();
+        let now = inner.tick;
+        inner.release(self.page, now);
+    }
+}
+
+impl PagePool {
+    /// Advances the clock of the least-recently-used order; once a step.
+    pub fn tick(&self) {
+        self.inner.borrow_mut().tick += 1;
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::BlockKeys;
+    use super::*;
+    use proptest::prelude::*;
+
+    fn keys(chain: u32, n: usize) -> Vec<BlockKey> {
+        BlockKeys::new(&[0; 32], &chain.to_le_bytes()).chain(&vec![1; n * 64])
+    }
+
+    #[test]
+    fn lowest_page_first_and_back_again() {
+        let pool = PagePool::new(3);
+        let a = pool.allocate().unwrap();
+        let b = pool.allocate().unwrap();
+        assert_eq!((a.page(), b.page()), (0, 1));
+        drop(a);
+        assert_eq!(pool.allocate().unwrap().page(), 0);
+        assert_eq!(
+            pool.usage(),
+            PoolUse {
+                held: 1,
+                cached: 0,
+                free: 2,
+                all: 3
+            }
+        );
+    }
+
+    #[test]
+    fn sealed_blocks_are_found_again_and_shared() {
+        let pool = PagePool::new(4);
+        let chain = keys(7, 3);
+        let first: Vec<PageRef> = (0..2).map(|_| pool.allocate().unwrap()).collect();
+        for (depth, page) in first.iter().enumerate() {
+            page.seal(chain[depth], depth as u32);
+        }
+        let shared = pool.lookup(&chain);
+        assert_eq!(shared.len(), 2);
+        assert_eq!(shared[1].page(), first[1].page());
+        drop(first);
+        assert_eq!(pool.usage().held, 2, "the second holder keeps them");
+        drop(shared);
+        assert_eq!(
+            pool.usage(),
+            PoolUse {
+                held: 0,
+                cached: 2,
+                free: 2,
+                all: 4
+            }
+        );
+        assert_eq!(pool.peek(&chain), (2, 2));
+        assert_eq!(pool.lookup(&chain).len(), 2);
+    }
+
+    #[test]
+    fn the_deepest_block_of_the_oldest_chain_goes_first() {
+        let pool = PagePool::new(4);
+        for chain in [1, 2] {
+            let ks = keys(chain, 2);
+            let pages: Vec<_> = ks.iter().map(|_| pool.allocate().unwrap()).collect();
+            for (d, p) in pages.iter().enumerate() {
+                p.seal(ks[d], d as u32);
+            }
+            pool.tick();
+            drop(pages);
+        }
+        let held = pool.allocate().unwrap();
+        assert_eq!(
+            pool.peek(&keys(1, 2)).0,
+            1,
+            "block 1 of the older chain is gone, block 0 stays"
+        );
+        assert_eq!(pool.peek(&keys(2, 2)).0, 2);
+        let more = [
+            pool.allocate().unwrap(),
+            pool.allocate().unwrap(),
+            pool.allocate().unwrap(),
+        ];
+        assert!(pool.allocate().is_none(), "all four are held");
+        assert_eq!(pool.peek(&keys(2, 2)).0, 0);
+        drop((held, more));
+        assert_eq!(pool.usage().free, 4);
+    }
+
+    #[test]
+    fn a_block_computed_twice_is_kept_once() {
+        let pool = PagePool::new(2);
+        let key = keys(1, 1);
+        let (a, b) = (pool.allocate().unwrap(), pool.allocate().unwrap());
+        a.seal(key[0], 0);
+        b.seal(key[0], 0);
+        drop(b);
+        drop(a);
+        assert_eq!(
+            pool.usage(),
+            PoolUse {
+                held: 0,
+                cached: 1,
+                free: 1,
+                all: 2
+            }
+        );
+    }
+
+    proptest! {
+        /// Whatever is allocated, sealed, looked up and dropped: no page is lost or held twice by
+        /// accident, and every found block is the one that was sealed under its key.
+        #[test]
+        fn no_page_is_lost(ops in prop::collection::vec((0u8..5, 0u32..4, 1usize..5), 1..200)) {
+            let pool = PagePool::new(9);
+            let mut tables: Vec<(u32, Vec<PageRef>)> = Vec::new();
+            let mut sealed: HashMap<BlockKey, u32> = HashMap::new();
+            for (op, chain, n) in ops {
+                match op {
+                    0 | 1 => {
+                        let ks = keys(chain, n);
+                        let mut pages = pool.lookup(&ks);
+                        for (d, p) in pages.iter().enumerate() {
+                            prop_assert_eq!(sealed.get(&ks[d]), Some(&p.page()));
+                        }
+                        while pages.len() < n {
+                            let Some(page) = pool.allocate() else { break };
+                            sealed.retain(|_, p| *p != page.page());
+                            let d = pages.len();
+                            page.seal(ks[d], d as u32);
+                            if pool.peek(&ks[..=d]).0 == d + 1 {
+                                sealed.entry(ks[d]).or_insert(page.page());
+                            }
+                            pages.push(page);
+                        }
+                        tables.push((chain, pages));
+                    }
+                    2 => { if let Some(page) = pool.allocate() {
+                        sealed.retain(|_, p| *p != page.page());
+                        tables.push((99, vec![page]));
+                    } }
+                    3 => { if !tables.is_empty() { tables.remove(n % tables.len()); } }
+                    _ => pool.tick(),
+                }
+                let held: std::collections::HashSet<u32> =
+                    tables.iter().flat_map(|(_, t)| t.iter().map(PageRef::page)).collect();
+                let usage = pool.usage();
+                prop_assert_eq!(usage.held, held.len());
+                prop_assert_eq!(usage.held + usage.cached + usage.free, 9);
+                prop_assert_eq!(pool.available(), usage.cached + usage.free);
+            }
+            tables.clear();
+            prop_assert_eq!(pool.usage().held, 0);
+        }
+    }
+}

@@ -1,0 +1,85 @@
+//! What the engine counts. Names come out as `vitriol_engine_<name>`.
+
+use crate::kv::PoolUse;
+use prometheus_client::metrics::{counter::Counter, gauge::Gauge, histogram::Histogram};
+use std::{sync::atomic::AtomicU64, time::Duration};
+use vitriol_chassis::Registry;
+
+/// Handles to the engine's metrics; clones share them.
+#[derive(Clone, Debug)]
+pub struct EngineMetrics {
+    pub steps: Counter,
+    pub step_seconds: Histogram,
+    pub tokens_computed: Counter,
+    pub tokens_generated: Counter,
+    pub prompt_tokens: Counter,
+    pub prompt_tokens_cached: Counter,
+    pub prefill_seconds: Counter<f64, AtomicU64>,
+    pub decode_seconds: Counter<f64, AtomicU64>,
+    pub sequences_running: Gauge,
+    pub sequences_waiting: Gauge,
+    pub pages_held: Gauge,
+    pub pages_cached: Gauge,
+    pub pages_all: Gauge,
+    pub kv_committed: Gauge,
+}
+
+impl Default for EngineMetrics {
+    fn default() -> Self {
+        let step_bounds = [0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0, 2.0, 5.0];
+        Self {
+            steps: Counter::default(),
+            step_seconds: Histogram::new(step_bounds),
+            tokens_computed: Counter::default(),
+            tokens_generated: Counter::default(),
+            prompt_tokens: Counter::default(),
+            prompt_tokens_cached: Counter::default(),
+            prefill_seconds: Counter::default(),
+            decode_seconds: Counter::default(),
+            sequences_running: Gauge::default(),
+            sequences_waiting: Gauge::default(),
+            pages_held: Gauge::default(),
+            pages_cached: Gauge::default(),
+            pages_all: Gauge::default(),
+            kv_committed: Gauge::default(),
+        }
+    }
+}
+
+impl EngineMetrics {
+    pub fn register(&self, to: &mut Registry) {
+        to.register("steps", "Steps computed", self.steps.clone());
+        to.register("step_seconds", "Time of a step", self.step_seconds.clone());
+        let all = self.tokens_computed.clone();
+        to.register("tokens_computed", "Prompt and generated tokens computed", all);
+        to.register("tokens_generated", "Tokens sampled", self.tokens_generated.clone());
+        to.register("prompt_tokens", "Prompt tokens of requests taken", self.prompt_tokens.clone());
+        let cached = self.prompt_tokens_cached.clone();
+        to.register("prompt_tokens_cached", "Prompt tokens whose KV was reused", cached);
+        let prefill = self.prefill_seconds.clone();
+        to.register("prefill_seconds", "Time from start to first token, summed over requests", prefill);
+        let decode = self.decode_seconds.clone();
+        to.register("decode_seconds", "Time from first to last token, summed over requests", decode);
+        to.register("sequences_running", "Sequences with a slot", self.sequences_running.clone());
+        to.register("sequences_waiting", "Requests waiting for a slot", self.sequences_waiting.clone());
+        to.register("kv_pages_held", "KV pages held by sequences", self.pages_held.clone());
+        to.register("kv_pages_cached", "KV pages kept for reuse", self.pages_cached.clone());
+        to.register("kv_pages", "KV pages in all", self.pages_all.clone());
+        to.register("kv_committed_bytes", "Memory the KV pool has taken", self.kv_committed.clone());
+    }
+
+    /// A step computed `tokens` tokens and sampled `answers`.
+    pub fn observe_step(&self, took: Duration, tokens: usize, answers: usize) {
+        self.steps.inc();
+        self.step_seconds.observe(took.as_secs_f64());
+        self.tokens_computed.inc_by(tokens as u64);
+        self.tokens_generated.inc_by(answers as u64);
+    }
+
+    pub fn observe_pool(&self, usage: PoolUse, committed_bytes: usize) {
+        self.pages_held.set(usage.held as i64);
+        self.pages_cached.set(usage.cached as i64);
+        self.pages_all.set(usage.all as i64);
+        self.kv_committed.set(committed_bytes as i64);
+    }
+}

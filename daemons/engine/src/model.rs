@@ -1,0 +1,159 @@
+//! A model's weights and the numbers that shape it, ready to compute.
+
+mod hyperparameters;
+mod llama;
+mod weights;
+
+pub use hyperparameters::Hyperparameters;
+pub use llama::LlamaLayer;
+pub use weights::LoadProgress;
+
+use std::{path::PathBuf, sync::Arc};
+use vitriol_gguf::{Gguf, GgufError};
+use vitriol_kernels_core::TensorType;
+use vitriol_kernels_cpu::{Cpu, PackError, PanelMatrix, RopeStyle, RopeTable};
+use weights::TensorSource;
+
+/// Why a file cannot be run.
+#[derive(Debug, thiserror::Error)]
+pub enum ModelError {
+    #[error(transparent)]
+    Gguf(#[from] GgufError),
+    #[error(
+        "{}: architecture \"{architecture}\" is not supported yet; this release runs: llama",
+        file.display()
+    )]
+    Architecture { file: PathBuf, architecture: String },
+    #[error("{}: {what}", file.display())]
+    Unsupported { file: PathBuf, what: String },
+    #[error("{}: key {key}: {problem}", file.display())]
+    Value { file: PathBuf, key: String, problem: String },
+    #[error("{}: tensor {tensor} is missing", file.display())]
+    MissingTensor { file: PathBuf, tensor: String },
+    #[error("{}: tensor {tensor}: has shape {found:?}, expected {expected:?}", file.display())]
+    Shape { file: PathBuf, tensor: String, found: Vec<u64>, expected: Vec<u64> },
+    #[error(
+        "{}: tensor {tensor}: weights of type {tensor_type} are not supported yet; \
+         this release computes f32, f16, bf16, q8_0 and q4_1", file.display()
+    )]
+    TensorType { file: PathBuf, tensor: String, tensor_type: &'static str },
+    #[error("{}: tensor {tensor}", file.display())]
+    Pack { file: PathBuf, tensor: String, source: PackError },
+    #[error("{}: {count} tensors are not used by architecture llama, the first is {first}", file.display())]
+    UnusedTensors { file: PathBuf, count: usize, first: String },
+}
+
+/// A contiguous range of layers on one device with its own weights (its KV is in
+/// [`crate::forward::KvStores`], by the same index). Hidden states cross stage borders, nothing else.
+#[derive(Debug)]
+pub struct Stage {
+    pub layers: Vec<LlamaLayer>,
+}
+
+/// A model of architecture `llama` (Llama, Mistral, SmolLM and their kin).
+#[derive(Debug)]
+pub struct Model {
+    pub hyper: Hyperparameters,
+    /// (vocab, d_model)
+    pub token_embd: PanelMatrix,
+    pub stages: Vec<Stage>,
+    /// (d_model)
+    pub output_norm: Vec<f32>,
+    /// (vocab, d_model); `None`: tied to `token_embd`.
+    pub output: Option<PanelMatrix>,
+    pub rope: RopeTable,
+    /// What names this model's KV: digest of all metadata and tensor descriptions, and of the weights'
+    /// first and last bytes.
+    pub identity: [u8; 32],
+    pub parameters: u64,
+    pub device: Arc<Cpu>,
+}
+
+impl Model {
+    /// Reads and repacks all weights of `gguf` for `device`, telling `progress` how far it is.
+    /// Every tensor of the file must be used: one that is not would mean a model computed wrongly.
+    pub fn load(
+        gguf: &Gguf,
+        device: Arc<Cpu>,
+        progress: &mut dyn FnMut(LoadProgress),
+    ) -> Result<Self, ModelError> {
+        let hyper = Hyperparameters::read(gguf)?;
+        let mut source = TensorSource::new(gguf, progress);
+        let (d_model, vocab) = (hyper.d_model, hyper.vocab);
+
+        let token_embd = source.matrix("token_embd.weight", vocab, d_model)?;
+        let output_norm = source.vector("output_norm.weight", d_model)?;
+        let output = match source.has("output.weight") {
+            true => Some(source.matrix("output.weight", vocab, d_model)?),
+            false => None,
+        };
+        let freq_factors = match source.has("rope_freqs.weight") {
+            true => Some(source.vector("rope_freqs.weight", hyper.n_rot / 2)?),
+            false => None,
+        };
+        let layers = (0..hyper.n_layers)
+            .map(|index| LlamaLayer::load(&mut source, &hyper, index))
+            .collect::<Result<Vec<_>, _>>()?;
+        let parameters = source.finish()?;
+
+        let rope = RopeTable::new(
+            RopeStyle::Norm,
+            hyper.n_rot,
+            hyper.rope_freq_base,
+            hyper.rope_freq_scale,
+            freq_factors.as_deref(),
+        );
+        gguf.advise_dont_need();
+        Ok(Self {
+            token_embd,
+            stages: vec![Stage { layers }],
+            output_norm,
+            output,
+            rope,
+            identity: identity(gguf),
+            parameters,
+            device,
+            hyper,
+        })
+    }
+
+    /// Bytes of all weights as they lie in memory.
+    pub fn weights_bytes(&self) -> usize {
+        let layers = self.stages.iter().flat_map(|s| &s.layers).map(LlamaLayer::bytes);
+        self.token_embd.bytes()
+            + self.output.as_ref().map_or(0, PanelMatrix::bytes)
+            + self.output_norm.len() * 4
+            + layers.sum::<usize>()
+    }
+
+    /// KV bytes one token takes in all layers, both sides, f32.
+    pub fn kv_bytes_per_token(&self) -> usize {
+        2 * 4 * self.hyper.n_layers * self.hyper.n_kv_heads * self.hyper.head_dim
+    }
+
+    /// (vocab, d_model), the matrix that gives logits.
+    pub fn output_matrix(&self) -> &PanelMatrix {
+        self.output.as_ref().unwrap_or(&self.token_embd)
+    }
+}
+
+/// Whether this release computes with weights of this type.
+fn is_computable(tensor_type: TensorType) -> bool {
+    use TensorType::{BF16, F16, F32, Q4_1, Q8_0};
+    matches!(tensor_type, F32 | F16 | BF16 | Q8_0 | Q4_1)
+}
+
+fn identity(gguf: &Gguf) -> [u8; 32] {
+    let data_bytes: u64 = gguf.tensors().map(|t| t.bytes.len() as u64).sum();
+    let bytes = gguf.bytes();
+    let header = bytes.len() - (data_bytes as usize).min(bytes.len());
+    let mut hasher = blake3::Hasher::new_derive_key("vitriol 2026 model identity v1");
+    hasher.update(&(bytes.len() as u64).to_le_bytes());
+    hasher.update(&bytes[..header]);
+    for tensor in gguf.tensors() {
+        let n = tensor.bytes.len().min(256);
+        hasher.update(&tensor.bytes[..n]);
+        hasher.update(&tensor.bytes[tensor.bytes.len() - n..]);
+    }
+    *hasher.finalize().as_bytes()
+}

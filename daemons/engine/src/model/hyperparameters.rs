@@ -1,0 +1,174 @@
+use super::ModelError;
+use vitriol_gguf::{Gguf, Metadata};
+
+/// The numbers that shape a model of architecture `llama`, checked against each other.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Hyperparameters {
+    pub d_model: usize,
+    pub d_ff: usize,
+    pub n_layers: usize,
+    pub n_heads: usize,
+    pub n_kv_heads: usize,
+    pub head_dim: usize,
+    pub vocab: usize,
+    /// Tokens the model was trained for.
+    pub context_tokens_trained: usize,
+    pub rms_eps: f32,
+    /// Leading dimensions of a head that rotate.
+    pub n_rot: usize,
+    pub rope_freq_base: f32,
+    /// Positions are multiplied by this (1/factor of linear scaling).
+    pub rope_freq_scale: f32,
+    pub attention_scale: f32,
+}
+
+/// Bounds that no real model passes; they keep a damaged file from asking for absurd memory.
+const DIMENSION_MAX: usize = 1 << 20;
+const LAYERS_MAX: usize = 1 << 12;
+
+impl Hyperparameters {
+    /// Reads and checks the keys of `llama`. Errors name the key.
+    pub fn read(gguf: &Gguf) -> Result<Self, ModelError> {
+        let architecture = gguf.architecture()?;
+        if architecture != "llama" {
+            return Err(ModelError::Architecture {
+                file: gguf.path().into(),
+                architecture: architecture.to_owned(),
+            });
+        }
+        let keys = Keys { gguf, meta: gguf.metadata() };
+        keys.refuse_what_is_not_computed()?;
+
+        let d_model = keys.dimension("llama.embedding_length")?;
+        let n_heads = keys.dimension("llama.attention.head_count")?;
+        let n_kv_heads = match keys.meta.value("llama.attention.head_count_kv") {
+            Some(_) => keys.dimension("llama.attention.head_count_kv")?,
+            None => n_heads,
+        };
+        let head_dim = match keys.meta.get_u32("llama.attention.key_length")? {
+            Some(_) => keys.dimension("llama.attention.key_length")?,
+            None if d_model.is_multiple_of(n_heads) => d_model / n_heads,
+            None => {
+                return Err(keys.wrong(
+                    "llama.attention.head_count",
+                    format!("{n_heads} heads do not divide an embedding of {d_model}"),
+                ));
+            }
+        };
+        if let Some(value_length) = keys.meta.get_u32("llama.attention.value_length")?
+            && value_length as usize != head_dim
+        {
+            let problem = format!("value heads of {value_length} beside key heads of {head_dim}");
+            return Err(keys.wrong("llama.attention.value_length", problem));
+        }
+        if !n_heads.is_multiple_of(n_kv_heads) {
+            let problem = format!("{n_kv_heads} KV heads do not divide {n_heads} heads");
+            return Err(keys.wrong("llama.attention.head_count_kv", problem));
+        }
+        let n_rot = match keys.meta.get_u32("llama.rope.dimension_count")? {
+            Some(n) => n as usize,
+            None => head_dim,
+        };
+        if n_rot == 0 || n_rot > head_dim || !n_rot.is_multiple_of(2) {
+            let problem = format!("{n_rot} is not an even number up to the head size {head_dim}");
+            return Err(keys.wrong("llama.rope.dimension_count", problem));
+        }
+        let attention_scale = match keys.meta.get_f32("llama.attention.scale")? {
+            Some(scale) if scale > 0.0 => scale,
+            _ => 1.0 / (head_dim as f32).sqrt(),
+        };
+        Ok(Self {
+            d_model,
+            d_ff: keys.dimension("llama.feed_forward_length")?,
+            n_layers: keys.bounded("llama.block_count", LAYERS_MAX)?,
+            n_heads,
+            n_kv_heads,
+            head_dim,
+            vocab: keys.vocab()?,
+            context_tokens_trained: keys.bounded("llama.context_length", u32::MAX as usize)?,
+            rms_eps: keys.positive("llama.attention.layer_norm_rms_epsilon")?,
+            n_rot,
+            rope_freq_base: match keys.meta.get_f32("llama.rope.freq_base")? {
+                Some(_) => keys.positive("llama.rope.freq_base")?,
+                None => 10_000.0,
+            },
+            rope_freq_scale: keys.rope_freq_scale()?,
+            attention_scale,
+        })
+    }
+}
+
+struct Keys<'a> {
+    gguf: &'a Gguf,
+    meta: Metadata<'a>,
+}
+
+impl Keys<'_> {
+    fn wrong(&self, key: &str, problem: String) -> ModelError {
+        ModelError::Value { file: self.gguf.path().into(), key: key.to_owned(), problem }
+    }
+
+    fn bounded(&self, key: &str, most: usize) -> Result<usize, ModelError> {
+        let value: u32 = self.meta.require(key)?;
+        match value as usize {
+            0 => Err(self.wrong(key, "is 0".to_owned())),
+            value if value > most => Err(self.wrong(key, format!("{value} is above {most}"))),
+            value => Ok(value),
+        }
+    }
+
+    fn dimension(&self, key: &str) -> Result<usize, ModelError> {
+        self.bounded(key, DIMENSION_MAX)
+    }
+
+    fn positive(&self, key: &str) -> Result<f32, ModelError> {
+        let value: f32 = self.meta.require(key)?;
+        if value.is_finite() && value > 0.0 {
+            return Ok(value);
+        }
+        Err(self.wrong(key, format!("{value} is not a positive number")))
+    }
+
+    /// Rows of the embedding: what counts is the tensor; the key, where present, must agree.
+    fn vocab(&self) -> Result<usize, ModelError> {
+        let missing = || ModelError::MissingTensor {
+            file: self.gguf.path().into(),
+            tensor: "token_embd.weight".to_owned(),
+        };
+        let tensor = self.gguf.tensor("token_embd.weight").ok_or_else(missing)?;
+        let rows = tensor.dims.get(1).copied().unwrap_or(1);
+        if let Some(stated) = self.meta.get_u64("llama.vocab_size")?
+            && stated != rows
+        {
+            let problem = format!("{stated} tokens, but token_embd.weight has {rows} rows");
+            return Err(self.wrong("llama.vocab_size", problem));
+        }
+        match usize::try_from(rows) {
+            Ok(rows) if rows <= 1 << 24 => Ok(rows),
+            _ => Err(self.wrong("llama.vocab_size", format!("{rows} tokens are too many"))),
+        }
+    }
+
+    fn rope_freq_scale(&self) -> Result<f32, ModelError> {
+        let scaling = self.meta.get_str("llama.rope.scaling.type")?;
+        let factor = match scaling {
+            None | Some("none") => self.meta.get_f32("llama.rope.scale_linear")?,
+            Some("linear") => Some(self.positive("llama.rope.scaling.factor")?),
+            Some(other) => {
+                let problem = format!("rope scaling \"{other}\" is not supported yet");
+                return Err(self.wrong("llama.rope.scaling.type", problem));
+            }
+        };
+        Ok(factor.filter(|f| *f > 0.0).map_or(1.0, |f| 1.0 / f))
+    }
+
+    fn refuse_what_is_not_computed(&self) -> Result<(), ModelError> {
+        if self.meta.get_u32("llama.expert_count")?.unwrap_or(0) > 0 {
+            return Err(ModelError::Unsupported {
+                file: self.gguf.path().into(),
+                what: "mixture-of-experts models are not supported yet".to_owned(),
+            });
+        }
+        Ok(())
+    }
+}

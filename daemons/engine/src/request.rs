@@ -1,0 +1,150 @@
+//! From a Submit to a prompt of tokens and checked parameters.
+
+use crate::{engine::Engine, sampler::Sampling, template::TemplateError};
+use vitriol_proto::engine::v1::{
+    ChatPrompt, Failed, FailureKind, Sampling as WireSampling, Submit, submit::Prompt,
+};
+use vitriol_tokens::EncodeOptions;
+
+/// Stop strings a request may name.
+const STOPS_MAX: usize = 16;
+/// Longest stop string, bytes.
+const STOP_BYTES_MAX: usize = 1024;
+
+/// A request ready for the step thread.
+#[derive(Debug)]
+pub struct Prepared {
+    pub prompt: Vec<u32>,
+    pub tokens_max: usize,
+    pub sampling: Sampling,
+    pub stop: Vec<String>,
+    pub window_tokens: u64,
+    pub ignore_eog: bool,
+}
+
+/// Why a request is not run, as the caller hears it.
+#[derive(Debug)]
+pub struct Refusal(pub Failed);
+
+impl Refusal {
+    pub fn new(kind: FailureKind, message: impl Into<String>) -> Self {
+        let mut failed = Failed { message: message.into(), ..Failed::default() };
+        failed.set_kind(kind);
+        Self(failed)
+    }
+
+    fn invalid(message: impl Into<String>) -> Self {
+        Self::new(FailureKind::Invalid, message)
+    }
+}
+
+/// Renders, tokenises and checks `submit`. Takes time in proportion to the prompt: call it on a
+/// request thread.
+pub fn prepare(engine: &Engine, submit: &Submit) -> Result<Prepared, Refusal> {
+    if engine.is_draining() {
+        return Err(Refusal::new(FailureKind::Draining, "the engine is shutting down"));
+    }
+    let sampling = sampling(submit.sampling.unwrap_or_default())?;
+    check_stops(&submit.stop)?;
+    if submit.max_tokens == Some(0) {
+        return Err(Refusal::invalid("max_tokens must be at least 1"));
+    }
+    let prompt = tokens(engine, submit)?;
+    if prompt.is_empty() {
+        return Err(Refusal::invalid("the prompt is empty"));
+    }
+    let context = engine.limits.context_tokens;
+    if prompt.len() >= context {
+        return Err(overflow(prompt.len(), context));
+    }
+    let room = context - prompt.len();
+    let window = match submit.window_tokens {
+        0 => engine.limits.window_tokens,
+        tokens => u64::from(tokens),
+    };
+    Ok(Prepared {
+        tokens_max: submit.max_tokens.map_or(room, |n| room.min(n as usize)),
+        prompt,
+        sampling,
+        stop: submit.stop.clone(),
+        window_tokens: window,
+        ignore_eog: submit.ignore_eog,
+    })
+}
+
+fn overflow(prompt_tokens: usize, context: usize) -> Refusal {
+    let mut refusal = Refusal::new(
+        FailureKind::ContextOverflow,
+        format!(
+            "the prompt of {prompt_tokens} tokens exceeds the available context size of {context} \
+             tokens (context_length_exceeded)"
+        ),
+    );
+    refusal.0.prompt_tokens = prompt_tokens as u32;
+    refusal.0.context_tokens = context as u32;
+    refusal
+}
+
+fn tokens(engine: &Engine, submit: &Submit) -> Result<Vec<u32>, Refusal> {
+    let no_tokenizer = || {
+        Refusal::invalid("this model's tokenizer is not supported yet; send the prompt as token ids")
+    };
+    let language = || engine.language.as_ref().ok_or_else(no_tokenizer);
+    match &submit.prompt {
+        None => Err(Refusal::invalid("the request has no prompt")),
+        Some(Prompt::Tokens(tokens)) => {
+            let vocab = engine.model.hyper.vocab;
+            match tokens.ids.iter().find(|&&id| id as usize >= vocab) {
+                None => Ok(tokens.ids.clone()),
+                Some(id) => Err(Refusal::invalid(format!(
+                    "token id {id} is outside the vocabulary of {vocab}"
+                ))),
+            }
+        }
+        Some(Prompt::Text(text)) => Ok(language()?.tokenizer.encode(
+            text.text.as_bytes(),
+            EncodeOptions { add_special: text.add_special, parse_special: text.parse_special },
+        )),
+        Some(Prompt::Chat(chat)) => {
+            let ChatPrompt { messages_json, tools_json, template_kwargs_json } = chat;
+            let language = language()?;
+            let rendered = language
+                .template
+                .render(messages_json, tools_json, template_kwargs_json, true)
+                .map_err(|error| Refusal::new(failure_kind(&error), error.to_string()))?;
+            Ok(rendered.encode(&language.tokenizer))
+        }
+    }
+}
+
+fn failure_kind(error: &TemplateError) -> FailureKind {
+    use TemplateError::{Failed, OutOfFuel, Refused};
+    match error {
+        Refused { .. } | Failed { .. } | OutOfFuel { .. } => FailureKind::Template,
+        _ => FailureKind::Invalid,
+    }
+}
+
+fn sampling(wire: WireSampling) -> Result<Sampling, Refusal> {
+    let sampling = Sampling {
+        temperature: wire.temperature,
+        top_k: wire.top_k,
+        top_p: wire.top_p,
+        min_p: wire.min_p,
+        seed: wire.seed,
+    };
+    match sampling.check() {
+        Ok(()) => Ok(sampling),
+        Err((name, range)) => Err(Refusal::invalid(format!("{name} must be {range}"))),
+    }
+}
+
+fn check_stops(stops: &[String]) -> Result<(), Refusal> {
+    if stops.len() > STOPS_MAX {
+        return Err(Refusal::invalid(format!("at most {STOPS_MAX} stop strings")));
+    }
+    if stops.iter().any(|s| s.is_empty() || s.len() > STOP_BYTES_MAX) {
+        return Err(Refusal::invalid(format!("a stop string has 1 to {STOP_BYTES_MAX} bytes")));
+    }
+    Ok(())
+}

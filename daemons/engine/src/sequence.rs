@@ -1,0 +1,100 @@
+//! A request as the step thread knows it, and what its owner hears of it.
+
+use crate::sampler::Sampling;
+use std::{
+    sync::{
+        Arc,
+        atomic::{AtomicBool, AtomicU64, Ordering},
+    },
+    time::Instant,
+};
+use tokio::sync::mpsc;
+
+/// Number of a sequence, unique in this process.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub struct SequenceId(pub u64);
+
+/// What the owner of a sequence may change while it runs; looked at every step.
+#[derive(Debug, Default)]
+pub struct SequenceControl {
+    cancelled: AtomicBool,
+    tokens_taken: AtomicU64,
+}
+
+impl SequenceControl {
+    /// Ends the sequence at the next step, wherever it is; its pages are given back then.
+    pub fn cancel(&self) {
+        self.cancelled.store(true, Ordering::Release);
+    }
+
+    pub fn is_cancelled(&self) -> bool {
+        self.cancelled.load(Ordering::Acquire)
+    }
+
+    /// The reader has taken `tokens` more tokens.
+    pub fn take(&self, tokens: u64) {
+        self.tokens_taken.fetch_add(tokens, Ordering::AcqRel);
+    }
+
+    pub fn tokens_taken(&self) -> u64 {
+        self.tokens_taken.load(Ordering::Acquire)
+    }
+}
+
+/// A sequence to run, its prompt already tokens.
+#[derive(Debug)]
+pub struct NewSequence {
+    pub id: SequenceId,
+    /// X-Session-Id, for /slots.
+    pub session_id: Arc<str>,
+    /// Not empty, shorter than the context; every id below the vocabulary.
+    pub prompt: Vec<u32>,
+    /// At least 1; prompt and these together fit the context.
+    pub tokens_max: usize,
+    pub sampling: Sampling,
+    pub ignore_eog: bool,
+    /// Tokens sent but not taken at which the sequence pauses.
+    pub window_tokens: u64,
+    /// Keeps this sequence's blocks apart from those of others; empty = shared.
+    pub cache_salt: Vec<u8>,
+    pub control: Arc<SequenceControl>,
+    pub sink: EventSink,
+    pub submitted_at: Instant,
+}
+
+/// Where a sequence's events go. Sequences with the same `id` share one message per step.
+#[derive(Clone, Debug)]
+pub struct EventSink {
+    pub id: u64,
+    pub channel: mpsc::Sender<Vec<SequenceEvent>>,
+}
+
+/// One thing that happened to a sequence.
+#[derive(Clone, Copy, Debug)]
+pub struct SequenceEvent {
+    pub sequence: SequenceId,
+    pub at: Instant,
+    pub kind: EventKind,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum EventKind {
+    /// It has a slot and pages; `tokens_cached` of its prompt need no computing.
+    Started { tokens_cached: usize },
+    /// KV of so many prompt tokens stands.
+    Prefilled { tokens_done: usize },
+    Token { id: u32 },
+    /// The last event of a sequence.
+    Ended { reason: EndReason },
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum EndReason {
+    /// End-of-generation token.
+    Eog,
+    /// Its `tokens_max`.
+    Length,
+    Cancelled,
+    /// The machine refused memory for its KV.
+    OutOfMemory,
+}

@@ -1,0 +1,201 @@
+//! `vitriol.engine.v1` over the engine: the Session stream, and calls that answer from snapshots.
+
+use crate::{
+    engine::Engine,
+    session,
+    step::{SlotSnapshot, SlotState as State},
+};
+use std::{
+    path::PathBuf,
+    sync::{Arc, OnceLock},
+    time::{SystemTime, UNIX_EPOCH},
+};
+use tokio::sync::{Semaphore, mpsc};
+use tokio_stream::wrappers::ReceiverStream;
+use tonic::{Request, Response, Status, Streaming};
+use vitriol_proto::engine::v1::{
+    DetokenizeRequest, DetokenizeResponse, GetModelRequest, GetModelResponse, ListSlotsRequest,
+    ListSlotsResponse, SessionRequest, Slot, SlotState, StepEvents, TokenizeRequest,
+    TokenizeResponse, engine_server,
+};
+use vitriol_tokens::EncodeOptions;
+
+/// Largest message a peer may send: Demiurge's largest body and its framing fit.
+pub const MESSAGE_BYTES_MAX: usize = 256 << 20;
+/// Step messages that wait for the peer to read.
+const REPLIES_IN_FLIGHT: usize = 4;
+
+/// The gRPC service of one engine: UNAVAILABLE until the model is loaded, then what it serves.
+#[derive(Clone, Debug, Default)]
+pub struct EngineService {
+    serving: Arc<OnceLock<Serving>>,
+}
+
+/// A loaded engine and what GetModel says of its file.
+#[derive(Debug)]
+pub struct Serving {
+    engine: Arc<Engine>,
+    /// Bounds the request threads that tokenise at once.
+    tokenising: Arc<Semaphore>,
+    file: PathBuf,
+    file_bytes: u64,
+    chat_template: String,
+    ready_at: u64,
+}
+
+impl Serving {
+    /// `file`: the model file, its size and the template it carries.
+    pub fn new(engine: Arc<Engine>, file: PathBuf, file_bytes: u64, chat_template: String) -> Self {
+        let ready_at = SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |d| d.as_secs());
+        let tokenising = Arc::new(Semaphore::new(engine.model.device.threads().max(2)));
+        Self { engine, tokenising, file, file_bytes, chat_template, ready_at }
+    }
+
+    pub fn engine(&self) -> Arc<Engine> {
+        Arc::clone(&self.engine)
+    }
+
+    fn tokenizer(&self) -> Result<&vitriol_tokens::Tokenizer, Status> {
+        let missing = || Status::failed_precondition("this model's tokenizer is not supported yet");
+        Ok(&self.engine.language.as_ref().ok_or_else(missing)?.tokenizer)
+    }
+}
+
+impl EngineService {
+    /// From now on calls are answered; a second call changes nothing.
+    pub fn serve(&self, serving: Serving) {
+        // Only the task that loads the model calls this, once.
+        let _ = self.serving.set(serving);
+    }
+
+    fn serving(&self) -> Result<&Serving, Status> {
+        self.serving.get().ok_or_else(|| Status::unavailable("loading the model"))
+    }
+}
+
+#[tonic::async_trait]
+impl engine_server::Engine for EngineService {
+    type SessionStream = ReceiverStream<Result<StepEvents, Status>>;
+
+    async fn session(
+        &self,
+        requests: Request<Streaming<SessionRequest>>,
+    ) -> Result<Response<Self::SessionStream>, Status> {
+        let (replies, stream) = mpsc::channel(REPLIES_IN_FLIGHT);
+        let serving = self.serving()?;
+        let engine = Arc::clone(&serving.engine);
+        let tokenising = Arc::clone(&serving.tokenising);
+        tokio::spawn(session::run(engine, tokenising, requests.into_inner(), replies));
+        Ok(Response::new(ReceiverStream::new(stream)))
+    }
+
+    async fn get_model(
+        &self,
+        _: Request<GetModelRequest>,
+    ) -> Result<Response<GetModelResponse>, Status> {
+        let serving = self.serving()?;
+        let (engine, model) = (&serving.engine, &serving.engine.model);
+        let hyper = &model.hyper;
+        Ok(Response::new(GetModelResponse {
+            alias: engine.limits.alias.clone(),
+            architecture: "llama".to_owned(),
+            file: serving.file.display().to_string(),
+            file_bytes: serving.file_bytes,
+            parameters: model.parameters,
+            vocab: hyper.vocab as u32,
+            d_model: hyper.d_model as u32,
+            n_layers: hyper.n_layers as u32,
+            context_tokens_trained: hyper.context_tokens_trained as u32,
+            context_tokens: engine.limits.context_tokens as u32,
+            kv_bytes_per_token: model.kv_bytes_per_token() as u64,
+            sequences_max: engine.limits.sequences_max as u32,
+            isa: model.device.isa().to_string(),
+            threads: model.device.threads() as u32,
+            batch_invariant: "full".to_owned(),
+            chat_template: serving.chat_template.clone(),
+            ready_at: serving.ready_at,
+        }))
+    }
+
+    async fn list_slots(
+        &self,
+        _: Request<ListSlotsRequest>,
+    ) -> Result<Response<ListSlotsResponse>, Status> {
+        let engine = &self.serving()?.engine;
+        let snapshot = engine.step.snapshot();
+        let context = engine.limits.context_tokens as u32;
+        let mut slots: Vec<Slot> = (0..snapshot.sequences_max as u32)
+            .map(|id| Slot { id, context_tokens: context, ..Slot::default() })
+            .collect();
+        for busy in &snapshot.slots {
+            if let Some(slot) = slots.get_mut(busy.slot as usize) {
+                *slot = wire_slot(busy, context);
+            }
+        }
+        Ok(Response::new(ListSlotsResponse {
+            slots,
+            queued: snapshot.waiting as u32,
+            pages_used: snapshot.pool.held as u64,
+            pages_cached: snapshot.pool.cached as u64,
+            pages_all: snapshot.pool.all as u64,
+            page_tokens: crate::kv::PAGE_TOKENS as u32,
+        }))
+    }
+
+    async fn tokenize(
+        &self,
+        request: Request<TokenizeRequest>,
+    ) -> Result<Response<TokenizeResponse>, Status> {
+        let serving = self.serving()?;
+        serving.tokenizer()?;
+        let request = request.into_inner();
+        let turn = Arc::clone(&serving.tokenising).acquire_owned().await;
+        let _turn = turn.map_err(|_| Status::unavailable("the engine is shutting down"))?;
+        let engine = Arc::clone(&serving.engine);
+        let work = tokio::task::spawn_blocking(move || {
+            let Some(language) = &engine.language else { return TokenizeResponse::default() };
+            let TokenizeRequest { text, add_special, parse_special, with_pieces } = request;
+            let options = EncodeOptions { add_special, parse_special };
+            let ids = language.tokenizer.encode(text.as_bytes(), options);
+            let piece = |&id: &u32| language.tokenizer.decode(&[id], true);
+            let pieces = if with_pieces { ids.iter().map(piece).collect() } else { Vec::new() };
+            TokenizeResponse { ids, pieces }
+        });
+        let response = work.await.map_err(|_| Status::internal("tokenising failed"))?;
+        Ok(Response::new(response))
+    }
+
+    async fn detokenize(
+        &self,
+        request: Request<DetokenizeRequest>,
+    ) -> Result<Response<DetokenizeResponse>, Status> {
+        let serving = self.serving()?;
+        let tokenizer = serving.tokenizer()?;
+        let ids = request.into_inner().ids;
+        let vocab = serving.engine.model.hyper.vocab;
+        if let Some(id) = ids.iter().find(|&&id| id as usize >= vocab) {
+            let message = format!("token id {id} is outside the vocabulary of {vocab}");
+            return Err(Status::invalid_argument(message));
+        }
+        let text = String::from_utf8_lossy(&tokenizer.decode(&ids, true)).into_owned();
+        Ok(Response::new(DetokenizeResponse { text }))
+    }
+}
+
+fn wire_slot(busy: &SlotSnapshot, context_tokens: u32) -> Slot {
+    let state = match busy.state {
+        State::Prefill => SlotState::Prefill,
+        State::Decode => SlotState::Decode,
+        State::Paused => SlotState::Paused,
+    };
+    Slot {
+        id: busy.slot,
+        state: state.into(),
+        session_id: busy.session_id.to_string(),
+        prompt_tokens: busy.prompt_tokens as u32,
+        prompt_tokens_done: busy.prompt_tokens_done as u32,
+        cached_tokens: busy.tokens_cached as u32,
+        completion_tokens: busy.tokens_generated as u32,
+        context_tokens,
+    }
+}

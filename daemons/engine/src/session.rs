@@ -1,0 +1,248 @@
+//! One Session stream: requests in, events out, all requests of one Demiurge side by side.
+
+use crate::{
+    answer::Answer,
+    engine::Engine,
+    request::{Prepared, Refusal, prepare},
+    sequence::{EventSink, NewSequence, SequenceControl, SequenceEvent, SequenceId},
+    step::SubmitError,
+};
+use std::{collections::HashMap, sync::Arc, time::Instant};
+use tokio::sync::{Semaphore, mpsc};
+use tokio_stream::{Stream, StreamExt};
+use tonic::Status;
+use vitriol_proto::engine::v1::{
+    Accepted, Event, FailureKind, SessionRequest, StepEvents, Submit, event::Kind, session_request,
+};
+
+/// Step messages on their way from the step thread; one that finds the channel full waits in the
+/// step thread's outbox.
+const STEPS_IN_FLIGHT: usize = 4;
+/// Events kept for a peer that does not read before steps are left waiting in turn.
+const EVENTS_HELD_MAX: usize = 4096;
+/// What a refused request is told to wait.
+const RETRY_AFTER_MS: u32 = 1000;
+
+/// Serves `requests` until the stream ends, the peer is gone or `replies` is closed; then every
+/// request of the stream is cancelled.
+pub async fn run(
+    engine: Arc<Engine>,
+    tokenising: Arc<Semaphore>,
+    mut requests: impl Stream<Item = Result<SessionRequest, Status>> + Unpin,
+    replies: mpsc::Sender<Result<StepEvents, Status>>,
+) {
+    let (events_in, mut events) = mpsc::channel(STEPS_IN_FLIGHT);
+    let (prepared_in, mut prepared) = mpsc::channel(STEPS_IN_FLIGHT);
+    let sink = EventSink { id: engine.next_sequence(), channel: events_in };
+    let mut session = Session {
+        engine,
+        sink,
+        tokenising,
+        prepared: prepared_in,
+        live: HashMap::new(),
+        by_sequence: HashMap::new(),
+        outgoing: Vec::new(),
+        steps: 0,
+    };
+    loop {
+        let reading = session.outgoing.len() < EVENTS_HELD_MAX;
+        tokio::select! {
+            request = requests.next() => match request {
+                Some(Ok(request)) => session.take(request),
+                // The peer is gone; tonic has the cause in its own log.
+                Some(Err(_)) | None => break,
+            },
+            Some(ready) = prepared.recv() => session.start(ready),
+            Some(step) = events.recv(), if reading => {
+                session.tell(step);
+                while let Ok(step) = events.try_recv() {
+                    session.tell(step);
+                }
+            }
+            permit = replies.reserve(), if !session.outgoing.is_empty() => match permit {
+                Ok(permit) => permit.send(Ok(session.message())),
+                Err(_) => break,
+            },
+        }
+    }
+}
+
+struct Session {
+    engine: Arc<Engine>,
+    sink: EventSink,
+    tokenising: Arc<Semaphore>,
+    prepared: mpsc::Sender<ReadyRequest>,
+    live: HashMap<u64, LiveRequest>,
+    by_sequence: HashMap<SequenceId, u64>,
+    outgoing: Vec<Event>,
+    steps: u64,
+}
+
+/// A request between its Submit and its end.
+struct LiveRequest {
+    control: Arc<SequenceControl>,
+    session_id: Arc<str>,
+    submitted_at: Instant,
+    /// `None` until the step thread has it.
+    answer: Option<Answer>,
+}
+
+struct ReadyRequest {
+    request_id: u64,
+    prepared: Result<Prepared, Refusal>,
+}
+
+impl Session {
+    fn take(&mut self, request: SessionRequest) {
+        match request.kind {
+            Some(session_request::Kind::Submit(submit)) => self.submit(submit),
+            Some(session_request::Kind::Cancel(cancel)) => {
+                if let Some(live) = self.live.get(&cancel.request_id) {
+                    live.control.cancel();
+                    self.engine.step.wake();
+                }
+            }
+            Some(session_request::Kind::Credit(credit)) => {
+                if let Some(live) = self.live.get(&credit.request_id) {
+                    live.control.take(credit.tokens.into());
+                    self.engine.step.wake();
+                }
+            }
+            None => tracing::warn!("a session request of a kind this engine does not know"),
+        }
+    }
+
+    /// Sends the request to a request thread for rendering and tokenising.
+    fn submit(&mut self, submit: Submit) {
+        let request_id = submit.request_id;
+        if self.live.contains_key(&request_id) {
+            let refusal = Refusal::new(FailureKind::Invalid, "this request_id is in use");
+            return self.push(request_id, Kind::Failed(refusal.0));
+        }
+        let limits = &self.engine.limits;
+        if self.live.len() >= limits.sequences_max + limits.queue_max {
+            return self.push(request_id, Kind::Failed(busy(self.live.len()).0));
+        }
+        self.live.insert(
+            request_id,
+            LiveRequest {
+                control: Arc::default(),
+                session_id: submit.session_id.as_str().into(),
+                submitted_at: Instant::now(),
+                answer: None,
+            },
+        );
+        let engine = Arc::clone(&self.engine);
+        let tokenising = Arc::clone(&self.tokenising);
+        let done = self.prepared.clone();
+        tokio::spawn(async move {
+            let Ok(_turn) = tokenising.acquire_owned().await else { return };
+            let work = tokio::task::spawn_blocking(move || prepare(&engine, &submit));
+            let prepared = work.await.unwrap_or_else(|panic| {
+                tracing::error!(%panic, "preparing a request failed");
+                Err(Refusal::new(FailureKind::Internal, "preparing the request failed"))
+            });
+            // A session that has ended meanwhile wants no answer.
+            let _ = done.send(ReadyRequest { request_id, prepared }).await;
+        });
+    }
+
+    /// Hands a prepared request to the step thread.
+    fn start(&mut self, ready: ReadyRequest) {
+        let request_id = ready.request_id;
+        let Some(live) = self.live.get_mut(&request_id) else { return };
+        let prepared = match ready.prepared {
+            Ok(prepared) => prepared,
+            Err(refusal) => {
+                self.live.remove(&request_id);
+                return self.push(request_id, Kind::Failed(refusal.0));
+            }
+        };
+        let id = SequenceId(self.engine.next_sequence());
+        let prompt_tokens = prepared.prompt.len();
+        let cache_salt = match (self.engine.limits.share_prefixes, live.session_id.is_empty()) {
+            (true, _) => Vec::new(),
+            (false, true) => id.0.to_le_bytes().to_vec(),
+            (false, false) => live.session_id.as_bytes().to_vec(),
+        };
+        let submitted = self.engine.step.submit(NewSequence {
+            id,
+            session_id: Arc::clone(&live.session_id),
+            prompt: prepared.prompt,
+            tokens_max: prepared.tokens_max,
+            sampling: prepared.sampling,
+            ignore_eog: prepared.ignore_eog,
+            window_tokens: prepared.window_tokens,
+            cache_salt,
+            control: Arc::clone(&live.control),
+            sink: self.sink.clone(),
+            submitted_at: live.submitted_at,
+        });
+        if let Err(error) = submitted {
+            self.live.remove(&request_id);
+            let refusal = match error {
+                SubmitError::Busy { waiting } => busy(waiting),
+                SubmitError::Stopped => Refusal::new(FailureKind::Draining, error.to_string()),
+            };
+            return self.push(request_id, Kind::Failed(refusal.0));
+        }
+        live.answer = Some(Answer::new(prepared.stop, prompt_tokens, live.submitted_at));
+        self.by_sequence.insert(id, request_id);
+        self.engine.metrics.prompt_tokens.inc_by(prompt_tokens as u64);
+        self.push(request_id, Kind::Accepted(Accepted { prompt_tokens: prompt_tokens as u32 }));
+    }
+
+    /// Turns a step's events into events of the requests.
+    fn tell(&mut self, step: Vec<SequenceEvent>) {
+        let tokenizer = self.engine.language.as_ref().map(|l| &l.tokenizer);
+        for event in step {
+            // Events of a sequence that a stop string ended are no longer wanted.
+            let Some(&request_id) = self.by_sequence.get(&event.sequence) else { continue };
+            let Some(live) = self.live.get_mut(&request_id) else { continue };
+            let Some(answer) = &mut live.answer else { continue };
+            let told = answer.tell(tokenizer, event.kind, event.at);
+            let kinds = told.kinds.into_iter();
+            self.outgoing.extend(kinds.map(|kind| Event { request_id, kind: Some(kind) }));
+            if told.tokens_without_text > 0 {
+                live.control.take(told.tokens_without_text);
+                self.engine.step.wake();
+            }
+            if told.end_sequence {
+                live.control.cancel();
+                self.engine.step.wake();
+            }
+            if told.over {
+                let times = answer.times();
+                self.engine.metrics.prefill_seconds.inc_by(times.prefill.as_secs_f64());
+                self.engine.metrics.decode_seconds.inc_by(times.decode.as_secs_f64());
+                self.live.remove(&request_id);
+                self.by_sequence.remove(&event.sequence);
+            }
+        }
+    }
+
+    fn push(&mut self, request_id: u64, kind: Kind) {
+        self.outgoing.push(Event { request_id, kind: Some(kind) });
+    }
+
+    fn message(&mut self) -> StepEvents {
+        self.steps += 1;
+        StepEvents { step: self.steps, events: std::mem::take(&mut self.outgoing) }
+    }
+}
+
+impl Drop for Session {
+    fn drop(&mut self) {
+        for live in self.live.values() {
+            live.control.cancel();
+        }
+        self.engine.step.wake();
+    }
+}
+
+fn busy(waiting: usize) -> Refusal {
+    let mut refusal =
+        Refusal::new(FailureKind::Busy, format!("{waiting} requests wait already; try again later"));
+    refusal.0.retry_after_ms = RETRY_AFTER_MS;
+    refusal
+}

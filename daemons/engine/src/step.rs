@@ -1,0 +1,340 @@
+//! The step thread: plan → batch → forward → sample → emit, until told to stop.
+//!
+//! ```text
+//!  request threads --submit--> inbox --> waiting --admit--> running --step--> events --> sinks
+//!                                         (FIFO)            (slots)            (one message per
+//!                                                                               sink and step)
+//! ```
+//! The thread owns the model's KV, the page pool and every sequence. It takes no lock that another
+//! thread holds for long and never waits for a reader: a sink that is full gets its events with a
+//! later step, and the sequences behind it pause when their window is used up.
+
+mod outbox;
+mod running;
+mod snapshot;
+
+pub use snapshot::{SlotSnapshot, SlotState, Snapshot, SnapshotCell};
+
+use crate::{
+    forward::{Activations, Batch, KvStores, forward},
+    kv::{BlockKeys, BlockTable, PAGE_TOKENS, PagePool},
+    metrics::EngineMetrics,
+    model::Model,
+    sampler::Sampler,
+    scheduler::{Share, StepBudget, decide_admission, plan_step},
+    sequence::{EndReason, EventKind, NewSequence},
+};
+use outbox::Outbox;
+use running::Running;
+use std::{
+    collections::VecDeque,
+    sync::{
+        Arc,
+        atomic::{AtomicBool, AtomicUsize, Ordering},
+        mpsc::{Receiver, SyncSender, TrySendError, sync_channel},
+    },
+    thread::{self, JoinHandle, Thread},
+    time::{Duration, Instant},
+};
+use vitriol_chassis::Heartbeat;
+use vitriol_kernels_cpu::KvError;
+
+/// How long an idle step thread sleeps before it goes round once to show that it lives.
+const IDLE_ROUND: Duration = Duration::from_millis(500);
+/// How soon a full sink is tried again when there is nothing else to do.
+const SINK_RETRY: Duration = Duration::from_millis(5);
+
+/// What bounds the loop.
+#[derive(Clone, Copy, Debug)]
+pub struct StepLimits {
+    /// Sequences that run at once.
+    pub sequences_max: usize,
+    /// Requests that may wait for a slot.
+    pub queue_max: usize,
+    pub budget: StepBudget,
+    /// Pages of the KV pool.
+    pub pages: usize,
+}
+
+/// Why a sequence was not taken.
+#[derive(Debug, thiserror::Error)]
+pub enum SubmitError {
+    #[error("{waiting} requests wait already")]
+    Busy { waiting: usize },
+    #[error("the engine is shutting down")]
+    Stopped,
+}
+
+/// The other threads' side of the step thread. Dropping it stops the thread and waits for it.
+#[derive(Debug)]
+pub struct StepThread {
+    shared: Arc<Shared>,
+    inbox: SyncSender<NewSequence>,
+    wake: Thread,
+    thread: Option<JoinHandle<()>>,
+}
+
+#[derive(Debug)]
+struct Shared {
+    stop: AtomicBool,
+    waiting: AtomicUsize,
+    queue_max: usize,
+    snapshot: SnapshotCell,
+}
+
+impl StepThread {
+    /// Starts the thread. `eog`: ids that end a generation.
+    pub fn start(
+        model: Arc<Model>,
+        eog: Vec<u32>,
+        limits: StepLimits,
+        metrics: EngineMetrics,
+        heartbeat: Heartbeat,
+    ) -> Result<Self, StartError> {
+        let kv = KvStores::new(&model, limits.pages)?;
+        let (inbox, submitted) = sync_channel(limits.queue_max.max(1));
+        let shared = Arc::new(Shared {
+            stop: AtomicBool::new(false),
+            waiting: AtomicUsize::new(0),
+            queue_max: limits.queue_max.max(1),
+            snapshot: SnapshotCell::new(limits.sequences_max, limits.pages),
+        });
+        let for_loop = Arc::clone(&shared);
+        let thread = thread::Builder::new().name("step".to_owned()).spawn(move || {
+            let pool = PagePool::new(limits.pages as u32);
+            let step_loop = StepLoop {
+                act: Activations::new(&model),
+                model,
+                kv,
+                eog,
+                limits,
+                metrics,
+                heartbeat,
+                shared: for_loop,
+                submitted,
+                pool,
+                waiting: VecDeque::new(),
+                running: Vec::new(),
+                outbox: Outbox::default(),
+                sampler: Sampler::default(),
+                turn: 0,
+            };
+            step_loop.run();
+        })?;
+        Ok(Self { shared, inbox, wake: thread.thread().clone(), thread: Some(thread) })
+    }
+
+    /// Hands over a sequence. Errors: as many wait as may; the thread has stopped. The sequence is
+    /// dropped then, without an event.
+    pub fn submit(&self, sequence: NewSequence) -> Result<(), SubmitError> {
+        let counted = self.shared.waiting.fetch_update(Ordering::AcqRel, Ordering::Acquire, |n| {
+            (n < self.shared.queue_max).then_some(n + 1)
+        });
+        if let Err(waiting) = counted {
+            return Err(SubmitError::Busy { waiting });
+        }
+        // The inbox holds queue_max and `waiting` counts its content too, so it cannot be full.
+        self.inbox.try_send(sequence).map_err(|refused| {
+            self.shared.waiting.fetch_sub(1, Ordering::AcqRel);
+            match refused {
+                TrySendError::Full(_) => SubmitError::Busy { waiting: self.shared.queue_max },
+                TrySendError::Disconnected(_) => SubmitError::Stopped,
+            }
+        })?;
+        self.wake();
+        Ok(())
+    }
+
+    /// Something a sequence's control says has changed.
+    pub fn wake(&self) {
+        self.wake.unpark();
+    }
+
+    pub fn snapshot(&self) -> Snapshot {
+        let mut snapshot = self.shared.snapshot.read();
+        snapshot.waiting = self.shared.waiting.load(Ordering::Acquire);
+        snapshot
+    }
+}
+
+impl Drop for StepThread {
+    fn drop(&mut self) {
+        self.shared.stop.store(true, Ordering::Release);
+        self.wake();
+        if let Some(thread) = self.thread.take()
+            && thread.join().is_err()
+        {
+            tracing::error!("the step thread had panicked");
+        }
+    }
+}
+
+/// Why the step thread could not start.
+#[derive(Debug, thiserror::Error)]
+pub enum StartError {
+    #[error("cannot set up the KV pool")]
+    Kv(#[from] KvError),
+    #[error("cannot start the step thread")]
+    Thread(#[from] std::io::Error),
+}
+
+struct StepLoop {
+    model: Arc<Model>,
+    kv: KvStores,
+    eog: Vec<u32>,
+    limits: StepLimits,
+    metrics: EngineMetrics,
+    heartbeat: Heartbeat,
+    shared: Arc<Shared>,
+    submitted: Receiver<NewSequence>,
+    pool: PagePool,
+    waiting: VecDeque<NewSequence>,
+    running: Vec<Running>,
+    outbox: Outbox,
+    act: Activations,
+    sampler: Sampler,
+    turn: u64,
+}
+
+impl StepLoop {
+    fn run(mut self) {
+        let idle = self.heartbeat.idle_max().map_or(IDLE_ROUND, |max| max.min(IDLE_ROUND));
+        while !self.shared.stop.load(Ordering::Acquire) {
+            self.waiting.extend(self.submitted.try_iter());
+            self.drop_cancelled();
+            self.admit();
+            let worked = self.step();
+            self.outbox.flush();
+            self.publish();
+            self.heartbeat.beat();
+            if !worked {
+                thread::park_timeout(if self.outbox.is_empty() { idle } else { SINK_RETRY });
+            }
+        }
+    }
+
+    /// Ends what was cancelled, waiting or running, and what nobody listens to any more.
+    fn drop_cancelled(&mut self) {
+        let gone = |new: &NewSequence| new.control.is_cancelled() || new.sink.channel.is_closed();
+        let before = self.waiting.len();
+        let outbox = &mut self.outbox;
+        self.waiting.retain(|new| {
+            let gone = gone(new);
+            if gone {
+                outbox.push(new, EventKind::Ended { reason: EndReason::Cancelled });
+            }
+            !gone
+        });
+        self.shared.waiting.fetch_sub(before - self.waiting.len(), Ordering::AcqRel);
+        self.running.retain(|running| {
+            let gone = gone(&running.new);
+            if gone {
+                outbox.push(&running.new, EventKind::Ended { reason: EndReason::Cancelled });
+            }
+            !gone
+        });
+    }
+
+    /// Starts waiting sequences, oldest first, while slots and pages last.
+    fn admit(&mut self) {
+        while self.running.len() < self.limits.sequences_max {
+            let Some(next) = self.waiting.front() else { return };
+            let keys = BlockKeys::new(&self.model.identity, &next.cache_salt);
+            let tokens_max = next.prompt.len() + next.tokens_max;
+            let demand = BlockTable::demand(&self.pool, &keys, &next.prompt, tokens_max);
+            let promised = self.running.iter().map(Running::pages_promised).sum();
+            if !decide_admission(demand, self.pool.available(), promised) {
+                return;
+            }
+            let Some(next) = self.waiting.pop_front() else { return };
+            self.shared.waiting.fetch_sub(1, Ordering::AcqRel);
+            let (table, tokens_cached) =
+                BlockTable::with_cached_prefix(&self.pool, keys, &next.prompt);
+            self.metrics.prompt_tokens_cached.inc_by(tokens_cached as u64);
+            self.outbox.push(&next, EventKind::Started { tokens_cached });
+            let slot = free_slot(&self.running);
+            self.running.push(Running::new(next, slot, table, tokens_cached));
+        }
+    }
+
+    /// Computes one step; false when there was nothing to compute.
+    fn step(&mut self) -> bool {
+        let phases: Vec<_> = self.running.iter().map(Running::phase).collect();
+        let mut plan = plan_step(&phases, self.limits.budget, self.turn);
+        self.turn += 1;
+        self.pool.tick();
+        plan.retain(|share| self.make_room(*share));
+        if plan.is_empty() {
+            self.running.retain(|r| r.ended.is_none());
+            return false;
+        }
+
+        let started = Instant::now();
+        let mut batch = Batch::default();
+        for share in &plan {
+            let running = &self.running[share.sequence];
+            let tokens = running.tokens_to_compute(share.tokens);
+            batch.push_run(tokens, running.computed, running.table.pages());
+            if running.computed + share.tokens == running.tokens.len() {
+                batch.want_logits();
+            }
+        }
+        let (tokens, answers) = (batch.len(), batch.logits_rows.len());
+        let logits = forward(&self.model, &batch, &mut self.kv, &mut self.act);
+
+        let mut rows = logits.chunks_exact(self.model.hyper.vocab);
+        for share in &plan {
+            let running = &mut self.running[share.sequence];
+            running.advance(share.tokens);
+            if running.computed < running.tokens.len() {
+                let tokens_done = running.computed;
+                self.outbox.push(&running.new, EventKind::Prefilled { tokens_done });
+                continue;
+            }
+            let Some(row) = rows.next() else { continue };
+            let position = running.tokens.len() as u64;
+            let id = self.sampler.sample(row, &running.new.sampling, position);
+            running.accept(id, self.eog.contains(&id));
+            self.outbox.push(&running.new, EventKind::Token { id });
+            if let Some(reason) = running.ended {
+                self.outbox.push(&running.new, EventKind::Ended { reason });
+            }
+        }
+        self.running.retain(|r| r.ended.is_none());
+        self.metrics.observe_step(started.elapsed(), tokens, answers);
+        true
+    }
+
+    /// Gives the sequence the pages its share needs. False, and the sequence ends, when the machine
+    /// refuses memory; the pool itself cannot run out, admission saw to that.
+    fn make_room(&mut self, share: Share) -> bool {
+        let running = &mut self.running[share.sequence];
+        let needed = (running.computed + share.tokens).div_ceil(PAGE_TOKENS);
+        while running.table.pages().len() < needed {
+            let prepared = match running.table.grow(&self.pool) {
+                Some(page) => self.kv.prepare_page(page).map_err(|e| e.to_string()),
+                None => Err("every page is held".to_owned()),
+            };
+            if let Err(cause) = prepared {
+                tracing::error!(cause, "no KV memory for a sequence; it ends");
+                running.ended = Some(EndReason::OutOfMemory);
+                let reason = EndReason::OutOfMemory;
+                self.outbox.push(&running.new, EventKind::Ended { reason });
+                return false;
+            }
+        }
+        true
+    }
+
+    fn publish(&mut self) {
+        let usage = self.pool.usage();
+        self.metrics.observe_pool(usage, self.kv.bytes_committed());
+        self.metrics.sequences_running.set(self.running.len() as i64);
+        self.metrics.sequences_waiting.set(self.shared.waiting.load(Ordering::Acquire) as i64);
+        self.shared.snapshot.write(usage, self.running.iter().map(Running::snapshot));
+    }
+}
+
+fn free_slot(running: &[Running]) -> u32 {
+    (0..).find(|slot| running.iter().all(|r| r.slot != *slot)).unwrap_or(u32::MAX)
+}

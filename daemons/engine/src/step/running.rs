@@ -1,0 +1,84 @@
+use super::snapshot::{SlotSnapshot, SlotState};
+use crate::{
+    kv::{BlockTable, PAGE_TOKENS},
+    scheduler::Phase,
+    sequence::{EndReason, NewSequence},
+};
+use std::sync::Arc;
+
+/// A sequence with a slot and pages.
+#[derive(Debug)]
+pub struct Running {
+    pub new: NewSequence,
+    pub slot: u32,
+    pub table: BlockTable,
+    /// Prompt and generated tokens.
+    pub tokens: Vec<u32>,
+    /// Tokens whose KV stands.
+    pub computed: usize,
+    pub tokens_cached: usize,
+    pub ended: Option<EndReason>,
+}
+
+impl Running {
+    pub fn new(new: NewSequence, slot: u32, table: BlockTable, tokens_cached: usize) -> Self {
+        let mut tokens = Vec::with_capacity(new.prompt.len() + new.tokens_max);
+        tokens.extend_from_slice(&new.prompt);
+        Self { new, slot, table, tokens, computed: tokens_cached, tokens_cached, ended: None }
+    }
+
+    pub fn generated(&self) -> usize {
+        self.tokens.len() - self.new.prompt.len()
+    }
+
+    pub fn phase(&self) -> Phase {
+        if self.generated() == 0 {
+            return Phase::Prefill { tokens_left: self.tokens.len() - self.computed };
+        }
+        let untaken = (self.generated() as u64).saturating_sub(self.new.control.tokens_taken());
+        if untaken >= self.new.window_tokens { Phase::Paused } else { Phase::Decode }
+    }
+
+    /// Pages it may still take from the pool.
+    pub fn pages_promised(&self) -> usize {
+        let most = (self.new.prompt.len() + self.new.tokens_max).div_ceil(PAGE_TOKENS);
+        most.saturating_sub(self.table.pages().len())
+    }
+
+    /// The next `n` tokens without KV.
+    pub fn tokens_to_compute(&self, n: usize) -> &[u32] {
+        &self.tokens[self.computed..self.computed + n]
+    }
+
+    /// KV of `n` more tokens stands.
+    pub fn advance(&mut self, n: usize) {
+        self.computed += n;
+        self.table.seal_full_blocks(&self.tokens[..self.computed]);
+    }
+
+    /// Takes a sampled token and decides whether it was the last.
+    pub fn accept(&mut self, id: u32, is_eog: bool) {
+        self.tokens.push(id);
+        if is_eog && !self.new.ignore_eog {
+            self.ended = Some(EndReason::Eog);
+        } else if self.generated() >= self.new.tokens_max {
+            self.ended = Some(EndReason::Length);
+        }
+    }
+
+    pub fn snapshot(&self) -> SlotSnapshot {
+        SlotSnapshot {
+            slot: self.slot,
+            state: match self.phase() {
+                Phase::Prefill { .. } => SlotState::Prefill,
+                Phase::Decode => SlotState::Decode,
+                Phase::Paused => SlotState::Paused,
+            },
+            session_id: Arc::clone(&self.new.session_id),
+            prompt_tokens: self.new.prompt.len(),
+            prompt_tokens_done: self.computed.min(self.new.prompt.len()),
+            tokens_cached: self.tokens_cached,
+            tokens_generated: self.generated(),
+        }
+    }
+}

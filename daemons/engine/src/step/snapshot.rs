@@ -1,0 +1,53 @@
+use crate::kv::PoolUse;
+use std::sync::{Arc, Mutex, PoisonError};
+
+/// What the step thread shows of itself: as of the last round.
+#[derive(Clone, Debug, Default)]
+pub struct Snapshot {
+    pub slots: Vec<SlotSnapshot>,
+    pub sequences_max: usize,
+    pub waiting: usize,
+    pub pool: PoolUse,
+}
+
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct SlotSnapshot {
+    pub slot: u32,
+    pub state: SlotState,
+    pub session_id: Arc<str>,
+    pub prompt_tokens: usize,
+    pub prompt_tokens_done: usize,
+    pub tokens_cached: usize,
+    pub tokens_generated: usize,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum SlotState {
+    Prefill,
+    Decode,
+    /// Waits for its reader.
+    Paused,
+}
+
+/// Holds the last snapshot. The writer never waits: while a reader copies, it skips a round.
+#[derive(Debug)]
+pub struct SnapshotCell(Mutex<Snapshot>);
+
+impl SnapshotCell {
+    pub fn new(sequences_max: usize, pages: usize) -> Self {
+        let pool = PoolUse { free: pages, all: pages, ..PoolUse::default() };
+        Self(Mutex::new(Snapshot { sequences_max, pool, ..Snapshot::default() }))
+    }
+
+    pub fn read(&self) -> Snapshot {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner).clone()
+    }
+
+    pub fn write(&self, pool: PoolUse, slots: impl Iterator<Item = SlotSnapshot>) {
+        if let Ok(mut snapshot) = self.0.try_lock() {
+            snapshot.pool = pool;
+            snapshot.slots.clear();
+            snapshot.slots.extend(slots);
+        }
+    }
+}

@@ -1,0 +1,399 @@
+//! The Session stream with the default model: what a Demiurge sees.
+#![allow(
+    clippy::unwrap_used,
+    reason = "a test fails by panicking, in its functions too"
+)]
+
+use std::{
+    sync::{Arc, OnceLock},
+    time::Duration,
+};
+use tokio::sync::{Semaphore, mpsc};
+use tokio_stream::wrappers::ReceiverStream;
+use tonic::Status;
+use vitriol_chassis::Heartbeat;
+use vitriol_engine::{
+    engine::{Engine, EngineLimits},
+    load::{load, start},
+    metrics::EngineMetrics,
+    scheduler::StepBudget,
+    session,
+};
+use vitriol_proto::engine::v1::{
+    Cancel, ChatPrompt, Credit, FailureKind, FinishReason, Finished, Sampling, SessionRequest,
+    StepEvents, Submit, TextPrompt, TokenPrompt, event::Kind, session_request, submit::Prompt,
+};
+use vitriol_testkit::{eventually, places};
+
+const DEADLINE: Duration = Duration::from_secs(120);
+
+fn engine() -> Arc<Engine> {
+    static ENGINE: OnceLock<Arc<Engine>> = OnceLock::new();
+    // On a plain thread: starting an engine waits for its self test.
+    let engine = ENGINE.get_or_init(|| std::thread::spawn(started).join().unwrap());
+    Arc::clone(engine)
+}
+
+fn started() -> Arc<Engine> {
+    let loaded = load(&places::default_model().unwrap(), 2, None, &mut |_| {}).unwrap();
+    let limits = EngineLimits {
+        alias: "smol".to_owned(),
+        context_tokens: 1024,
+        kv_bytes_max: 256 << 20,
+        sequences_max: 8,
+        queue_max: 32,
+        budget: StepBudget {
+            tokens_max: 256,
+            prefill_tokens_busy: 64,
+        },
+        share_prefixes: true,
+        window_tokens: 256,
+    };
+    Arc::new(
+        start(
+            loaded,
+            limits,
+            EngineMetrics::default(),
+            Heartbeat::silent(),
+        )
+        .unwrap(),
+    )
+}
+
+/// One Session stream and what came of it.
+struct Peer {
+    requests: mpsc::Sender<Result<SessionRequest, Status>>,
+    replies: mpsc::Receiver<Result<StepEvents, Status>>,
+    seen: Vec<(u64, Kind)>,
+}
+
+impl Peer {
+    fn connect() -> Self {
+        let (requests, stream) = mpsc::channel(64);
+        let (replies_in, replies) = mpsc::channel(4);
+        let tokenising = Arc::new(Semaphore::new(2));
+        tokio::spawn(session::run(
+            engine(),
+            tokenising,
+            ReceiverStream::new(stream),
+            replies_in,
+        ));
+        Self {
+            requests,
+            replies,
+            seen: Vec::new(),
+        }
+    }
+
+    async fn send(&self, kind: session_request::Kind) {
+        self.requests
+            .send(Ok(SessionRequest { kind: Some(kind) }))
+            .await
+            .unwrap();
+    }
+
+    async fn submit(&self, submit: Submit) {
+        self.send(session_request::Kind::Submit(submit)).await;
+    }
+
+    /// Reads until `enough` says so of the events of one request.
+    async fn until(&mut self, request_id: u64, enough: impl Fn(&[&Kind]) -> bool) {
+        let read = async {
+            loop {
+                let own: Vec<&Kind> = self
+                    .seen
+                    .iter()
+                    .filter(|(id, _)| *id == request_id)
+                    .map(|(_, k)| k)
+                    .collect();
+                if enough(&own) {
+                    return;
+                }
+                let message = self
+                    .replies
+                    .recv()
+                    .await
+                    .expect("the stream is open")
+                    .unwrap();
+                self.seen.extend(
+                    message
+                        .events
+                        .into_iter()
+                        .map(|e| (e.request_id, e.kind.unwrap())),
+                );
+            }
+        };
+        tokio::time::timeout(DEADLINE, read).await.expect("in time");
+    }
+
+    async fn text(&mut self, request_id: u64) -> (String, Finished) {
+        self.until(request_id, |own| {
+            matches!(own.last(), Some(Kind::Finished(_) | Kind::Failed(_)))
+        })
+        .await;
+        let mut text = String::new();
+        for (id, kind) in &self.seen {
+            match kind {
+                Kind::Delta(delta) if *id == request_id => text.push_str(&delta.text),
+                Kind::Finished(finished) if *id == request_id => return (text, finished.clone()),
+                Kind::Failed(failed) if *id == request_id => panic!("{failed:?}"),
+                _ => {}
+            }
+        }
+        unreachable!("the last event was Finished");
+    }
+
+    async fn failure(&mut self, request_id: u64) -> (FailureKind, String) {
+        self.until(request_id, |own| {
+            matches!(own.last(), Some(Kind::Failed(_)))
+        })
+        .await;
+        let last = self.seen.iter().rfind(|(id, _)| *id == request_id);
+        let Some((_, Kind::Failed(failed))) = last else {
+            unreachable!("just seen")
+        };
+        (failed.kind(), failed.message.clone())
+    }
+}
+
+fn greedy() -> Sampling {
+    Sampling {
+        top_p: 1.0,
+        ..Sampling::default()
+    }
+}
+
+fn text(request_id: u64, text: &str, max_tokens: u32) -> Submit {
+    let prompt = TextPrompt {
+        text: text.to_owned(),
+        ..TextPrompt::default()
+    };
+    Submit {
+        request_id,
+        prompt: Some(Prompt::Text(prompt)),
+        sampling: Some(greedy()),
+        max_tokens: Some(max_tokens),
+        ..Submit::default()
+    }
+}
+
+fn chat(request_id: u64, messages: &str) -> Submit {
+    let chat = ChatPrompt {
+        messages_json: messages.as_bytes().to_vec(),
+        ..ChatPrompt::default()
+    };
+    Submit {
+        prompt: Some(Prompt::Chat(chat)),
+        ..text(request_id, "", 24)
+    }
+}
+
+async fn everything_given_back() {
+    tokio::task::spawn_blocking(|| {
+        eventually(DEADLINE, "nothing runs", || {
+            let snapshot = engine().step.snapshot();
+            (snapshot.slots.is_empty() && snapshot.pool.held == 0).then_some(())
+        })
+    })
+    .await
+    .unwrap()
+    .unwrap();
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_chat_is_accepted_streamed_and_finished_with_its_usage() {
+    let mut peer = Peer::connect();
+    peer.submit(chat(
+        7,
+        r#"[{"role":"user","content":"What is the capital of France?"}]"#,
+    ))
+    .await;
+    let (answer, finished) = peer.text(7).await;
+    assert!(answer.contains("Paris"), "{answer}");
+    let usage = finished.usage.unwrap();
+    assert!(matches!(peer.seen[0].1, Kind::Accepted(a) if a.prompt_tokens == usage.prompt_tokens));
+    assert!(
+        usage.completion_tokens > 3 && usage.prefill_ms > 0.0,
+        "{usage:?}"
+    );
+
+    // The same again: all but the last block comes from the cache, the answer is the same.
+    peer.submit(chat(
+        8,
+        r#"[{"role":"user","content":"What is the capital of France?"}]"#,
+    ))
+    .await;
+    let (again, finished) = peer.text(8).await;
+    assert_eq!(again, answer);
+    let cached = finished.usage.unwrap().cached_tokens;
+    assert_eq!(cached, (usage.prompt_tokens - 1) / 64 * 64);
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_stop_string_ends_before_itself_wherever_tokens_cut_it() {
+    let mut peer = Peer::connect();
+    peer.submit(text(1, "Count: 1, 2, 3, 4, 5,", 40)).await;
+    let (whole, finished) = peer.text(1).await;
+    assert_eq!(finished.reason(), FinishReason::Length);
+    assert_eq!(finished.usage.unwrap().completion_tokens, 40);
+    // Every stretch of the answer serves as a stop string.
+    let chars: Vec<char> = whole.chars().collect();
+    for (i, start) in (2..chars.len() - 4).step_by(5).enumerate() {
+        let stop: String = chars[start..start + 3].iter().collect();
+        let id = 100 + i as u64;
+        peer.submit(Submit {
+            stop: vec![stop.clone()],
+            ..text(id, "Count: 1, 2, 3, 4, 5,", 40)
+        })
+        .await;
+        let (cut, finished) = peer.text(id).await;
+        assert_eq!(cut, whole[..whole.find(&stop).unwrap()], "stop {stop:?}");
+        assert_eq!(finished.reason(), FinishReason::Stop);
+        assert_eq!(finished.stopping_string, stop);
+    }
+    everything_given_back().await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn cancelling_ends_a_request_and_frees_its_pages() {
+    let mut peer = Peer::connect();
+    peer.submit(Submit {
+        ignore_eog: true,
+        ..text(1, "Once upon a time", 900)
+    })
+    .await;
+    peer.until(1, |own| own.iter().any(|k| matches!(k, Kind::Delta(_))))
+        .await;
+    peer.send(session_request::Kind::Cancel(Cancel { request_id: 1 }))
+        .await;
+    let (_, finished) = peer.text(1).await;
+    assert_eq!(finished.reason(), FinishReason::Cancelled);
+    // Cancelled in the same breath as submitted: before it is tokenised.
+    peer.submit(text(2, "Once upon a time", 900)).await;
+    peer.send(session_request::Kind::Cancel(Cancel { request_id: 2 }))
+        .await;
+    assert_eq!(peer.text(2).await.1.reason(), FinishReason::Cancelled);
+    everything_given_back().await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_stream_that_ends_cancels_its_requests() {
+    let mut peer = Peer::connect();
+    peer.submit(Submit {
+        ignore_eog: true,
+        ..text(1, "Once upon a time", 900)
+    })
+    .await;
+    peer.until(1, |own| own.iter().any(|k| matches!(k, Kind::Delta(_))))
+        .await;
+    drop(peer);
+    everything_given_back().await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn without_credit_a_request_pauses_at_its_window() {
+    let mut peer = Peer::connect();
+    let windowed = Submit {
+        window_tokens: 8,
+        ignore_eog: true,
+        session_id: "paused".to_owned(),
+        ..text(1, "Once upon a time", 60)
+    };
+    peer.submit(windowed).await;
+    let tokens = |own: &[&Kind]| -> u32 {
+        own.iter()
+            .map(|k| if let Kind::Delta(d) = k { d.tokens } else { 0 })
+            .sum()
+    };
+    peer.until(1, |own| tokens(own) >= 8).await;
+    // Another request of the same stream is not held up by it.
+    peer.submit(text(2, "The sky is", 30)).await;
+    peer.text(2).await;
+    let slots = engine().step.snapshot().slots;
+    let paused = slots.iter().find(|s| &*s.session_id == "paused").unwrap();
+    assert!(paused.tokens_generated < 20, "{paused:?}");
+    peer.send(session_request::Kind::Credit(Credit {
+        request_id: 1,
+        tokens: 60,
+    }))
+    .await;
+    assert_eq!(peer.text(1).await.1.usage.unwrap().completion_tokens, 60);
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn bad_requests_fail_with_their_reason() {
+    let mut peer = Peer::connect();
+    let tokens = |ids: Vec<u32>| Some(Prompt::Tokens(TokenPrompt { ids }));
+    let cases = [
+        (text(1, "", 5), FailureKind::Invalid, "empty"),
+        (
+            Submit {
+                prompt: None,
+                ..text(1, "", 5)
+            },
+            FailureKind::Invalid,
+            "no prompt",
+        ),
+        (
+            Submit {
+                prompt: tokens(vec![1, 49152]),
+                ..text(1, "", 5)
+            },
+            FailureKind::Invalid,
+            "49152",
+        ),
+        (text(1, "x", 0), FailureKind::Invalid, "max_tokens"),
+        (
+            Submit {
+                sampling: Some(Sampling {
+                    top_p: 2.0,
+                    ..greedy()
+                }),
+                ..text(1, "x", 5)
+            },
+            FailureKind::Invalid,
+            "top_p",
+        ),
+        (
+            Submit {
+                stop: vec![String::new()],
+                ..text(1, "x", 5)
+            },
+            FailureKind::Invalid,
+            "stop",
+        ),
+        (
+            Submit {
+                prompt: tokens(vec![5; 1024]),
+                ..text(1, "", 5)
+            },
+            FailureKind::ContextOverflow,
+            "exceeds the available context size",
+        ),
+        (chat(1, "{"), FailureKind::Invalid, "messages"),
+        (chat(1, "[]"), FailureKind::Invalid, "messages"),
+    ];
+    for (i, (submit, kind, words)) in cases.into_iter().enumerate() {
+        let request_id = 10 + i as u64;
+        peer.submit(Submit {
+            request_id,
+            ..submit
+        })
+        .await;
+        let (failed, message) = peer.failure(request_id).await;
+        assert_eq!(failed, kind, "case {i}: {message}");
+        assert!(message.contains(words), "case {i}: {message}");
+    }
+    everything_given_back().await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_request_id_in_use_is_refused_and_the_first_goes_on() {
+    let mut peer = Peer::connect();
+    peer.submit(text(5, "The sky is", 30)).await;
+    peer.submit(text(5, "The sky is", 30)).await;
+    peer.until(5, |own| own.iter().any(|k| matches!(k, Kind::Failed(_))))
+        .await;
+    peer.until(5, |own| own.iter().any(|k| matches!(k, Kind::Finished(_))))
+        .await;
+}

@@ -1,0 +1,295 @@
+//! The step thread with a tiny real model: company, cancellation, reuse, windows, queue, pages.
+#![allow(
+    clippy::unwrap_used,
+    reason = "a test fails by panicking, in its functions too"
+)]
+
+use std::{
+    sync::{Arc, OnceLock},
+    time::{Duration, Instant},
+};
+use vitriol_chassis::Heartbeat;
+use vitriol_engine::{
+    engine::{Engine, EngineLimits},
+    generate::{Generation, GenerationRequest},
+    load::{Loaded, load},
+    metrics::EngineMetrics,
+    sampler::Sampling,
+    scheduler::StepBudget,
+    sequence::{EndReason, EventKind},
+    step::SubmitError,
+};
+use vitriol_testkit::{Seed, eventually, places};
+
+const DEADLINE: Duration = Duration::from_secs(60);
+
+fn limits(pages: u64) -> EngineLimits {
+    EngineLimits {
+        alias: "zoo".to_owned(),
+        context_tokens: 0,
+        kv_bytes_max: pages * 64 * loaded().model.kv_bytes_per_token() as u64,
+        sequences_max: 16,
+        queue_max: 64,
+        budget: StepBudget {
+            tokens_max: 128,
+            prefill_tokens_busy: 32,
+        },
+        share_prefixes: true,
+        window_tokens: 256,
+    }
+}
+
+fn loaded() -> Loaded {
+    static MODEL: OnceLock<Arc<vitriol_engine::model::Model>> = OnceLock::new();
+    let model = MODEL.get_or_init(|| {
+        load(
+            &places::zoo_model("llama.f32").unwrap(),
+            2,
+            None,
+            &mut |_| {},
+        )
+        .unwrap()
+        .model
+    });
+    let model = Arc::clone(model);
+    Loaded {
+        model,
+        language: None,
+        file_bytes: 0,
+        chat_template: String::new(),
+    }
+}
+
+fn engine(limits: EngineLimits) -> Engine {
+    let model = loaded().model;
+    Engine::start(
+        model,
+        None,
+        limits,
+        EngineMetrics::default(),
+        Heartbeat::silent(),
+    )
+    .unwrap()
+}
+
+fn request(seed: u32, prompt_tokens: usize, tokens_max: usize) -> GenerationRequest {
+    GenerationRequest {
+        prompt: (0..prompt_tokens as u32)
+            .map(|i| 8 + (i * 31 + seed * 97 + i * i / 7) % 362)
+            .collect(),
+        tokens_max,
+        sampling: Sampling {
+            temperature: 0.8,
+            seed: seed.into(),
+            ..Sampling::GREEDY
+        },
+        ignore_eog: true,
+    }
+}
+
+fn no_page_is_held(engine: &Engine) {
+    eventually(DEADLINE, "all pages given back", || {
+        let snapshot = engine.step.snapshot();
+        (snapshot.pool.held == 0 && snapshot.slots.is_empty()).then_some(())
+    })
+    .unwrap();
+}
+
+#[test]
+fn company_changes_no_token() {
+    let requests: Vec<_> = (0..40)
+        .map(|i| request(i, 3 + 11 * i as usize % 200, 20))
+        .collect();
+    let alone = engine(limits(64));
+    let expected: Vec<_> = requests
+        .iter()
+        .map(|r| alone.generate(r.clone()).unwrap().finish())
+        .collect();
+    let together = engine(limits(200));
+    let running: Vec<Generation> = requests
+        .iter()
+        .map(|r| together.generate(r.clone()).unwrap())
+        .collect();
+    for (i, (running, expected)) in running.into_iter().zip(&expected).enumerate() {
+        assert_eq!(&running.finish(), expected, "request {i}");
+        assert_eq!(expected.1, Some(EndReason::Length));
+    }
+    no_page_is_held(&together);
+}
+
+#[test]
+fn cancelled_at_random_points_leaks_nothing_and_disturbs_nobody() {
+    let mut random = Seed::announce("cancelled_at_random_points");
+    let engine = engine(limits(80));
+    let survivor = request(1000, 100, 60);
+    let expected = engine.generate(survivor.clone()).unwrap().finish();
+    for _ in 0..8 {
+        let kept = engine.generate(survivor.clone()).unwrap();
+        let mut doomed: Vec<_> = (0..12)
+            .map(|i| {
+                engine
+                    .generate(request(i, 1 + random.below(300), 40))
+                    .unwrap()
+            })
+            .collect();
+        for running in &mut doomed {
+            for _ in 0..random.below(12) {
+                running.next();
+            }
+            running.control().cancel();
+            engine.step.wake();
+        }
+        for running in doomed {
+            // One that had just ended by itself stays that way.
+            let (_, reason) = running.finish();
+            assert!(matches!(
+                reason,
+                None | Some(EndReason::Cancelled | EndReason::Length)
+            ));
+        }
+        assert_eq!(kept.finish(), expected);
+        no_page_is_held(&engine);
+    }
+}
+
+#[test]
+fn a_dropped_reader_ends_its_sequence() {
+    let engine = engine(limits(64));
+    let mut running = engine.generate(request(1, 50, 2000)).unwrap();
+    while !matches!(running.next().unwrap().kind, EventKind::Token { .. }) {}
+    drop(running);
+    no_page_is_held(&engine);
+}
+
+#[test]
+fn a_prompt_seen_before_is_not_computed_again() {
+    let engine = engine(limits(64));
+    let first = engine.generate(request(5, 200, 30)).unwrap().finish();
+    let mut again = engine.generate(request(5, 200, 30)).unwrap();
+    let started = again.next().unwrap().kind;
+    assert_eq!(started, EventKind::Started { tokens_cached: 192 });
+    assert_eq!(again.finish(), first);
+
+    // The next turn: prompt, answer and a new question. The answer's blocks are reused too.
+    let mut turn = request(5, 200, 5);
+    turn.prompt.extend(&first.0);
+    turn.prompt.extend([9; 40]);
+    let mut again = engine.generate(turn).unwrap();
+    let started = again.next().unwrap().kind;
+    // 229 tokens have KV: the last generated one was never computed.
+    assert_eq!(started, EventKind::Started { tokens_cached: 192 });
+}
+
+#[test]
+fn a_slow_reader_pauses_only_itself() {
+    use tokio::sync::mpsc;
+    use vitriol_engine::sequence::{EventSink, NewSequence, SequenceControl, SequenceId};
+    let engine = engine(limits(64));
+    let (channel, mut events) = mpsc::channel(4);
+    let control = Arc::<SequenceControl>::default();
+    let slow = request(3, 20, 40);
+    let expected = engine.generate(slow.clone()).unwrap().finish().0;
+    engine
+        .step
+        .submit(NewSequence {
+            id: SequenceId(u64::MAX),
+            session_id: "slow".into(),
+            prompt: slow.prompt,
+            tokens_max: slow.tokens_max,
+            sampling: slow.sampling,
+            ignore_eog: true,
+            window_tokens: 4,
+            cache_salt: Vec::new(),
+            control: Arc::clone(&control),
+            sink: EventSink {
+                id: u64::MAX,
+                channel,
+            },
+            submitted_at: Instant::now(),
+        })
+        .unwrap();
+    let mut tokens = Vec::new();
+    let mut take = |tokens: &mut Vec<u32>, n: usize| {
+        while tokens.len() < n {
+            for event in events.blocking_recv().unwrap() {
+                if let EventKind::Token { id } = event.kind {
+                    tokens.push(id);
+                }
+            }
+        }
+    };
+    take(&mut tokens, 4);
+    // Others run to their end meanwhile; the slow one has not moved.
+    engine.generate(request(4, 30, 50)).unwrap().finish();
+    let slots = engine.step.snapshot().slots;
+    let slot = slots.iter().find(|s| &*s.session_id == "slow").unwrap();
+    assert_eq!(slot.tokens_generated, 4);
+    control.take(36);
+    engine.step.wake();
+    take(&mut tokens, 40);
+    assert_eq!(tokens, expected);
+}
+
+#[test]
+fn a_full_queue_refuses_and_recovers() {
+    let engine = engine(EngineLimits {
+        sequences_max: 1,
+        queue_max: 2,
+        ..limits(64)
+    });
+    let mut running = engine.generate(request(1, 10, 1500)).unwrap();
+    running.next().unwrap();
+    let waiting = [
+        engine.generate(request(2, 5, 3)).unwrap(),
+        engine.generate(request(3, 5, 3)).unwrap(),
+    ];
+    let refused = engine.generate(request(4, 5, 3)).unwrap_err();
+    assert!(
+        matches!(refused, SubmitError::Busy { waiting: 2 }),
+        "{refused}"
+    );
+    drop(running);
+    engine.step.wake();
+    for waiting in waiting {
+        assert_eq!(waiting.finish().1, Some(EndReason::Length));
+    }
+    assert_eq!(
+        engine.generate(request(4, 5, 3)).unwrap().finish().0.len(),
+        3
+    );
+}
+
+#[test]
+fn more_work_than_pages_waits_and_finishes() {
+    let engine = engine(limits(9));
+    let all: Vec<_> = (0..20)
+        .map(|i| engine.generate(request(i, 100, 60)).unwrap())
+        .collect();
+    for running in all {
+        assert_eq!(running.finish().1, Some(EndReason::Length));
+    }
+    no_page_is_held(&engine);
+}
+
+#[test]
+fn a_short_prompt_does_not_wait_for_a_long_one() {
+    let engine = engine(limits(200));
+    let mut long = engine.generate(request(1, 3000, 4)).unwrap();
+    assert!(matches!(
+        long.next().unwrap().kind,
+        EventKind::Started { .. }
+    ));
+    let short = engine.generate(request(2, 20, 4)).unwrap();
+    let short_done = short.last().unwrap().at;
+    let long_done = long.last().unwrap().at;
+    assert!(short_done < long_done);
+}
+
+#[test]
+fn a_stopped_engine_ends_what_runs() {
+    let engine = engine(limits(64));
+    let mut running = engine.generate(request(1, 50, 3000)).unwrap();
+    running.next().unwrap();
+    drop(engine);
+    assert_eq!(running.finish().1, None);
+}
