@@ -11,7 +11,11 @@
 //!
 //! Text is any bytes. What is not UTF-8 becomes U+FFFD, one per byte that starts no character;
 //! surrogates and overlong forms pass as the code point they spell. That is how llama.cpp reads
-//! text, whose ids are the reference.
+//! text, whose ids are the reference. A byte for which the vocabulary has no token is left out
+//! ([`Tokenizer::byte_token`]); all other text comes back from its ids byte for byte.
+//!
+//! GGUF has no keys for tokens that swallow the white space around them; such vocabularies are not
+//! among those read.
 
 mod bpe;
 mod byte_level;

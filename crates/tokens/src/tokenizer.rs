@@ -32,7 +32,7 @@ impl Tokenizer {
     /// Builds the tokenizer that `file` describes.
     ///
     /// Errors: keys missing or unsound; a vocabulary or a pre-tokenizer that this release does not
-    /// read, by name. Cost: one pass over tokens and merges, about 6 MiB for 49,152 tokens.
+    /// read, by name. Cost: one pass over tokens and merges, some 25 ms and 4 MiB for 49,152 tokens.
     pub fn from_gguf(file: &Gguf) -> Result<Self, TokenizerError> {
         let metadata = file.metadata();
         let text = |key| Ok::<_, TokenizerError>(metadata.get_bytes(key)?.unwrap_or_default());

@@ -126,7 +126,9 @@ impl Vocabulary {
     /// The token that merges end in when they have built `bytes`: never a control token, also if
     /// it became one after its piece was read.
     pub(crate) fn find(&self, bytes: &[u8]) -> Option<u32> {
-        let found = self.index.find(bytes, |id| piece(&self.pieces, &self.ends, id));
+        let found = self
+            .index
+            .find(bytes, |id| piece(&self.pieces, &self.ends, id));
         found.filter(|&id| self.kind(id) != Some(TokenKind::Control))
     }
 }

@@ -29,8 +29,11 @@ const CHATML: &str = "\
 {%- endif -%}";
 
 /// What a rendering may cost, less what its input pays for: one unit is an instruction or 64 bytes
-/// of data made, so this is 128 MiB or well under a second. Real templates need some hundred a
+/// of data made, so this is 128 MiB or some tenths of a second. Real templates need some hundred a
 /// message.
+///
+/// One thing minijinja 3.1 does not count: `list + list` is lazy up to 32 levels and then copied
+/// unpaid, so a template written to double a list 33 times can still exhaust memory.
 const FUEL: u64 = 2 << 20;
 /// What each byte of input adds, since templates copy and search texts a few times.
 const FUEL_PER_BYTE: u64 = 1;

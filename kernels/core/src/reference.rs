@@ -2,7 +2,7 @@
 //!
 //! Slow on purpose. Inputs are f32 as a kernel gets them; results are f64, unrounded.
 
-/// out[t][r] = Σ_k w[r][k]·x[t][k].
+/// Matrix product: `out[t][r] = Σ_k w[r][k]·x[t][k]`.
 ///
 /// Shapes: w (rows, cols) dequantised; x (n, cols); result (n, rows)
 #[must_use]
@@ -25,7 +25,7 @@ fn dot(a: &[f32], b: &[f32]) -> f64 {
         .sum()
 }
 
-/// out[i] = x[i] / sqrt(mean(x²) + eps) · w[i], for each row of x.
+/// RMS norm of each row of x: `out[i] = x[i] / sqrt(mean(x²) + eps) · w[i]`.
 ///
 /// Shapes: x (n, d); w (d); result (n, d)
 #[must_use]
@@ -45,7 +45,7 @@ pub fn rms_norm(x: &[f32], w: &[f32], eps: f32) -> Vec<f64> {
     out
 }
 
-/// out[i] = gate[i]·σ(gate[i])·up[i].
+/// Gated SiLU: `out[i] = gate[i]·σ(gate[i])·up[i]`.
 #[must_use]
 pub fn silu_mul(gate: &[f32], up: &[f32]) -> Vec<f64> {
     assert_eq!(gate.len(), up.len(), "gate and up have one shape");
@@ -56,7 +56,7 @@ pub fn silu_mul(gate: &[f32], up: &[f32]) -> Vec<f64> {
         .collect()
 }
 
-/// exp(xᵢ − max x) / Σ exp(xⱼ − max x).
+/// Softmax: exp(xᵢ − max x) / Σ exp(xⱼ − max x).
 #[must_use]
 pub fn softmax(x: &[f64]) -> Vec<f64> {
     let max = x.iter().copied().fold(f64::NEG_INFINITY, f64::max);
@@ -76,7 +76,7 @@ pub enum RopeStyle {
 
 /// Angle in radians by which pair `i` turns at a position.
 ///
-/// θ = position · linear_scale · freq_base^(−2i/n_rot) / freq_factors[i]
+/// `θ = position · linear_scale · freq_base^(−2i/n_rot) / freq_factors[i]`
 /// Source: Su et al., RoFormer, §3.2.2; factors as in Llama 3.1 (ggml `ggml_rope_ext`).
 #[must_use]
 pub fn rope_angle(
@@ -119,7 +119,7 @@ pub struct AttentionShape {
     pub head_dim: usize,
 }
 
-/// Causal softmax(q·kᵀ·scale)·v: query i, at position `first_position` + i, sees keys up to its own.
+/// Causal attention softmax(q·kᵀ·scale)·v: query i, at position `first_position` + i, sees keys up to its own.
 ///
 /// Shapes: q (n, n_heads, head_dim); k, v (keys, n_kv_heads, head_dim); result as q
 #[must_use]

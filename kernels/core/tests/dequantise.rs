@@ -1,5 +1,7 @@
 //! Decoders against ggml's own values, bit for bit (tests/data/README.md).
 
+#![allow(clippy::unwrap_used, reason = "a failed unwrap fails the test")]
+
 use vitriol_kernels_core::{TensorType, dequantise_row};
 
 fn check(tensor_type: TensorType, records: &[u8]) {

@@ -1,5 +1,10 @@
 //! Each op once, over any [`crate::simd::Simd`].
 
+#![allow(
+    clippy::needless_range_loop,
+    reason = "tiles are arrays over const generic indices; iterators would hide which is which"
+)]
+
 pub(crate) mod attention;
 pub(crate) mod elementwise;
 pub(crate) mod formats;

@@ -7,7 +7,7 @@ use crate::generic::attention::{CHUNK_PAGES, ChunkView};
 pub const PAGE_TOKENS: usize = 64;
 
 /// Longest head the attention kernels take.
-const HEAD_DIM_MAX: usize = 256;
+pub(crate) const HEAD_DIM_MAX: usize = 256;
 
 /// How keys or values are encoded in their pages.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -69,8 +69,9 @@ pub enum KvError {
 ///   page of K: per kv head 4 tiles of [head_dim][16 tokens]     head_dim padded to 16
 ///   page of V: per kv head [64 tokens][head_dim]
 /// ```
-/// Memory is committed in extents up to a watermark of pages; pages below it may be used. Committed
-/// memory starts zeroed, and pages stay finite: attention reads whole tiles.
+/// Memory is committed in extents up to a watermark of pages; pages below it may be used. Fresh
+/// memory is zero; a page that was used before holds leftovers until [`KvStore::zero_page`]. No
+/// result depends on them: what a query does not see is masked before it is used.
 #[derive(Debug)]
 pub struct KvStore {
     shape: KvShape,

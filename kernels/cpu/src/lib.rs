@@ -10,7 +10,7 @@
 //! - matmul: per (token, row) one chain `acc = fma(w[k], x[k], acc)` over ascending k from +0, w
 //!   dequantised exactly as ggml does.
 //! - attention: per (query, head) the keys are reduced on the absolute grid of 256. Score = chain
-//!   over ascending d of (q·scale)[d]·k[d]. Per chunk: m = max, p = exp(s − m), l = 16 lanes then a
+//!   over ascending d of q·scale and k. Per chunk: m = max, p = exp(s − m), l = 16 lanes then a
 //!   fixed tree, o = chain over ascending keys of p·v. Chunks are merged in order, scaled by
 //!   exp(m − max over all chunks). A key the query does not see is never multiplied in; a chunk it
 //!   sees nothing of never reaches the merge.

@@ -279,8 +279,8 @@ mod tests {
                 total.fetch_add(item, Ordering::Relaxed);
             });
             if round % 500 == 0 {
-                // Long enough for the workers to go to sleep, so that both ways in are taken.
-                std::thread::sleep(SPIN * 4);
+                // Both ways in are taken: awake and asleep.
+                wait_until_asleep(&pool);
             }
         }
         assert_eq!(total.load(Ordering::Relaxed), 5000 * 6);
@@ -310,9 +310,18 @@ mod tests {
     fn idle_workers_sleep() {
         let pool = Pool::new(2).unwrap();
         pool.for_each(8, |_| {});
+        wait_until_asleep(&pool);
+    }
+
+    fn wait_until_asleep(pool: &Pool) {
         let deadline = Instant::now() + Duration::from_secs(10);
-        while !pool.shared.asleep[0].load(Ordering::SeqCst) {
-            assert!(Instant::now() < deadline, "the worker still spins");
+        while !pool
+            .shared
+            .asleep
+            .iter()
+            .all(|asleep| asleep.load(Ordering::SeqCst))
+        {
+            assert!(Instant::now() < deadline, "a worker still spins");
             std::thread::yield_now();
         }
     }

@@ -85,10 +85,11 @@ impl Guard {
         let texts = tokenizer
             .control_tokens()
             .filter_map(|(_, text)| std::str::from_utf8(text).ok());
-        Self::of(texts.map(str::to_ascii_lowercase).collect())
+        Self::of(texts)
     }
 
-    fn of(tokens: Vec<String>) -> Result<Self, TemplateError> {
+    fn of<'t>(texts: impl Iterator<Item = &'t str>) -> Result<Self, TemplateError> {
+        let tokens: Vec<String> = texts.map(str::to_ascii_lowercase).collect();
         if let Some(text) = tokens.iter().find(|text| text.chars().count() < 2) {
             return Err(TemplateError::Unguardable { text: text.clone() });
         }

@@ -117,11 +117,15 @@ impl Dumps {
         [open, close]: [char; 2],
         mut write: impl FnMut(&Self, &Value, &mut String) -> Result<(), Error>,
     ) -> Result<(), Error> {
-        let mut items: Vec<Value> = container.try_iter()?.collect();
+        // Sequences may be lazy and of any length: each item is paid for before the next is made.
+        let mut items = Vec::new();
+        for item in container.try_iter()? {
+            state.consume_fuel(1)?;
+            items.push(item);
+        }
         if self.sort_keys && open == '{' {
             items.sort();
         }
-        state.consume_fuel(1 + items.len() as u64)?;
         out.push(open);
         for (index, item) in items.iter().enumerate() {
             if index > 0 {

@@ -269,7 +269,7 @@ fn kwargs_reach_the_template_guarded_and_replace_nothing_of_the_request() {
     let kwargs = br#"{"mood": "<|im_end|>", "flag": true, "messages": [], "tools": []}"#;
     let messages = br#"[{"role": "user", "content": "x"}]"#;
     let prompt = template.render(messages, b"", kwargs, false).unwrap();
-    assert_eq!(prompt.text(), "<|im_end|>true1<|im_start|>");
+    assert_eq!(prompt.text(), "<|im_end|>True1<|im_start|>");
     assert_eq!(control_ids(&prompt.encode(&SMOLLM2.tokenizer)), [IM_START]);
 }
 
@@ -280,7 +280,7 @@ fn string_operations_work_on_guarded_texts() {
     let split = "{{ messages[0].content.split('</think>')[-1].lstrip('\\n') }}";
     assert_eq!(written(split, content), "> quote <|im_end|> <  ");
     let asked = "{{ '</think>' in messages[0].content }} {{ messages[0].content | trim }}";
-    assert_eq!(written(asked, content), format!("true {}", content.trim()));
+    assert_eq!(written(asked, content), format!("True {}", content.trim()));
     let role = "{% if messages[0].role == 'user' %}yes{% endif %}";
     assert_eq!(written(role, content), "yes");
 }
@@ -321,7 +321,7 @@ fn the_dialect_is_that_of_model_cards() {
             "{{ messages[0]['content'] | tojson }}",
             "\"<b> & 'é' \\\"q\\\"\\n\"",
         ),
-        ("{{ tools is none }}{{ documents is none }}", "truetrue"),
+        ("{{ tools is none }}{{ documents is none }}", "TrueTrue"),
     ];
     for (source, wanted) in cases {
         assert_eq!(written(source, "<b> & 'é' \"q\"\n"), wanted, "{source}");
@@ -454,7 +454,7 @@ fn hostile_templates_run_dry() {
         "{% for a in range(99999) %}{% for b in range(99999) %}{% endfor %}{% endfor %}",
         "{% set ns = namespace(s='xxxxxxxx') %}{% for i in range(99) %}\
          {% set ns.s = ns.s ~ ns.s %}{% endfor %}{{ ns.s }}",
-        "{% set ns = namespace(l=[1]) %}{% for i in range(99) %}{% set ns.l = ns.l + ns.l %}\
+        "{% set ns = namespace(l=[1]) %}{% for i in range(22) %}{% set ns.l = ns.l + ns.l %}\
          {% endfor %}{{ ns.l | tojson }}",
         "{{ [1] | tojson(indent=999999999999) }}",
         "{{ 'x' * 99999999999 }}",

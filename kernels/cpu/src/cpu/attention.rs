@@ -1,7 +1,7 @@
 use super::{Cpu, Shared};
 use crate::generic::attention::{CHUNK_KEYS, MAX_PAIRS, partial_len};
-use crate::kv::{KvStore, PAGE_TOKENS};
-use crate::table::{Chunk, Merge};
+use crate::kv::{HEAD_DIM_MAX, KvStore, PAGE_TOKENS};
+use crate::table::{Chunk, KernelTable, Merge};
 
 /// Consecutive queries of one sequence.
 #[derive(Clone, Copy, Debug)]
@@ -23,14 +23,19 @@ const ITEM_PAIRS: usize = 4 * MAX_PAIRS;
 /// Chunks of an item that is cut along the keys: 2048 keys.
 const CUT_CHUNKS: usize = 8;
 
-/// One call's geometry.
-struct Geometry {
-    heads_per_kv: usize,
+/// One call's operands and geometry.
+struct Call<'a> {
+    table: &'static KernelTable,
+    kv: &'a KvStore,
+    layer: usize,
+    q: &'a [f32],
+    runs: &'a [AttentionRun<'a>],
+    scale: f32,
     n_heads: usize,
+    heads_per_kv: usize,
     head_dim: usize,
     /// head_dim padded to 16.
     dim: usize,
-    scale: f32,
 }
 
 /// Pairs `first..first + n` (query-major) of one run and kv head.
@@ -61,6 +66,8 @@ impl Cpu {
     ///           h reads kv head h / (n_heads / n_kv_heads)
     /// Cost:     keys and values of each run once per kv head and 24 pairs; partials in a workspace
     /// Numerics: chunks of 256 keys on the absolute grid, merged in order (crate docs)
+    ///
+    /// Runs are ascending and disjoint; rows of `out` that belong to none stay untouched.
     ///
     /// # Panics
     /// If lengths do not match, runs reach outside q, or a block table is short or names a page that
@@ -98,14 +105,19 @@ impl Cpu {
         );
         assert_eq!(q.len(), out.len(), "q and out have one shape");
         check_runs(kv, runs, q.len() / row);
-        let geometry = Geometry {
-            heads_per_kv: n_heads / shape.n_kv_heads,
+        let call = Call {
+            table: self.table,
+            kv,
+            layer,
+            q,
+            runs,
+            scale,
             n_heads,
+            heads_per_kv: n_heads / shape.n_kv_heads,
             head_dim: shape.head_dim,
             dim: kv.dim(),
-            scale,
         };
-        let plan = plan(&geometry, shape.n_kv_heads, runs, self.threads());
+        let plan = call.plan(self.threads());
         let mut workspace = self.workspace();
         let own_len = plan.own_len.next_multiple_of(16);
         let partials = workspace
@@ -116,12 +128,13 @@ impl Cpu {
         let out = Shared(out.as_mut_ptr());
         let merge = |pairs: &Pairs, partials: *const f32| {
             for pair in 0..pairs.n {
-                let head = head_of(&geometry, runs, pairs, pair);
-                let to = out.get().wrapping_add(head * geometry.head_dim);
+                let to = out
+                    .get()
+                    .wrapping_add(call.head_of(pairs, pair) * call.head_dim);
                 // SAFETY: heads are disjoint parts of `out`, each merged once.
-                let out = unsafe { std::slice::from_raw_parts_mut(to, geometry.head_dim) };
+                let out = unsafe { std::slice::from_raw_parts_mut(to, call.head_dim) };
                 // SAFETY: the items of these pairs are done.
-                unsafe { self.merge_pair(&geometry, runs, pairs, pair, partials, out) };
+                unsafe { call.merge_pair(pairs, pair, partials, out) };
             }
         };
         self.pool.for_each_on(plan.items.len(), |thread, index| {
@@ -131,7 +144,7 @@ impl Cpu {
             let partials = partials.get().wrapping_add(at);
             // SAFETY: a thread's own part is free between items; parts of shared pairs are disjoint
             // by chunk.
-            unsafe { self.run_item(kv, layer, &geometry, q, runs, item, partials) };
+            unsafe { call.run_item(item, partials) };
             if item.shared.is_none() {
                 merge(&item.pairs, partials);
             }
@@ -141,45 +154,40 @@ impl Cpu {
             merge(pairs, partials.get().wrapping_add(shared_at + at));
         });
     }
+}
 
+impl Call<'_> {
     /// Partials of an item's pairs over its chunks.
     ///
     /// # Safety
     /// Nobody else uses these pairs' chunks of `partials`; block tables were checked.
-    #[allow(
-        clippy::too_many_arguments,
-        reason = "operands of one call, named as there"
-    )]
-    unsafe fn run_item(
-        &self,
-        kv: &KvStore,
-        layer: usize,
-        geometry: &Geometry,
-        q: &[f32],
-        runs: &[AttentionRun<'_>],
-        item: &Item,
-        partials: *mut f32,
-    ) {
+    unsafe fn run_item(&self, item: &Item, partials: *mut f32) {
         let pairs = &item.pairs;
-        let run = &runs[pairs.run];
-        let dim = geometry.dim;
-        let mut scaled = [0f32; ITEM_PAIRS * 256];
+        let run = &self.runs[pairs.run];
+        let dim = self.dim;
+        // Per group of MAX_PAIRS: `[dim][MAX_PAIRS]`, one row of broadcasts per element.
+        let mut scaled = [0f32; ITEM_PAIRS * HEAD_DIM_MAX];
         for pair in 0..pairs.n {
-            let head = head_of(geometry, runs, pairs, pair);
-            let from = &q[head * geometry.head_dim..][..geometry.head_dim];
-            for (to, value) in scaled[pair * dim..].iter_mut().zip(from) {
-                *to = value * geometry.scale;
+            let head = self.head_of(pairs, pair);
+            let from = &self.q[head * self.head_dim..][..self.head_dim];
+            let (group, column) = (pair / MAX_PAIRS, pair % MAX_PAIRS);
+            let to = scaled[group * MAX_PAIRS * dim..]
+                .iter_mut()
+                .skip(column)
+                .step_by(MAX_PAIRS);
+            for (to, value) in to.zip(from) {
+                *to = value * self.scale;
             }
         }
         let partial = partial_len(dim);
         let stride = pairs.chunks * partial;
         for chunk in item.chunks.0..item.chunks.1 {
-            let view = kv.chunk(layer, pairs.kv_head, run.pages, chunk);
+            let view = self.kv.chunk(self.layer, pairs.kv_head, run.pages, chunk);
             for pair in (0..pairs.n).step_by(MAX_PAIRS) {
                 let count = (pairs.n - pair).min(MAX_PAIRS);
                 let mut seen = [0; MAX_PAIRS];
                 for (i, seen) in seen[..count].iter_mut().enumerate() {
-                    let query = (pairs.first + pair + i) / geometry.heads_per_kv;
+                    let query = (pairs.first + pair + i) / self.heads_per_kv;
                     let keys = run.position as usize + query + 1;
                     *seen = keys.saturating_sub(chunk * CHUNK_KEYS).min(CHUNK_KEYS);
                 }
@@ -190,7 +198,7 @@ impl Cpu {
                     let at = first * stride + chunk * partial;
                     let arguments = Chunk {
                         view,
-                        q: scaled[first * dim..].as_ptr(),
+                        q: scaled[pair * dim + blind..].as_ptr(),
                         seen: &seen[blind..count],
                         partials: partials.wrapping_add(at),
                         stride,
@@ -205,36 +213,52 @@ impl Cpu {
 
     /// # Safety
     /// `partials` holds all chunks of these pairs, and nobody writes them.
-    unsafe fn merge_pair(
-        &self,
-        geometry: &Geometry,
-        runs: &[AttentionRun<'_>],
-        pairs: &Pairs,
-        pair: usize,
-        partials: *const f32,
-        out: &mut [f32],
-    ) {
-        let query = (pairs.first + pair) / geometry.heads_per_kv;
-        let keys = runs[pairs.run].position as usize + query + 1;
-        let partial = partial_len(geometry.dim);
+    unsafe fn merge_pair(&self, pairs: &Pairs, pair: usize, partials: *const f32, out: &mut [f32]) {
+        let query = (pairs.first + pair) / self.heads_per_kv;
+        let keys = self.runs[pairs.run].position as usize + query + 1;
+        let partial = partial_len(self.dim);
         let arguments = Merge {
             partials: partials.wrapping_add(pair * pairs.chunks * partial),
             chunks: keys.div_ceil(CHUNK_KEYS),
             stride: partial,
-            dim: geometry.dim,
+            dim: self.dim,
         };
         // SAFETY: the table was chosen for this processor; the rest is the
         // caller's promise.
         unsafe { (self.table.merge)(&arguments, out) };
     }
-}
 
-/// Index of a pair's head in q and out.
-fn head_of(geometry: &Geometry, runs: &[AttentionRun<'_>], pairs: &Pairs, pair: usize) -> usize {
-    let index = pairs.first + pair;
-    let (query, member) = (index / geometry.heads_per_kv, index % geometry.heads_per_kv);
-    let row = runs[pairs.run].first + query;
-    row * geometry.n_heads + pairs.kv_head * geometry.heads_per_kv + member
+    /// Index of a pair's head in q and out.
+    fn head_of(&self, pairs: &Pairs, pair: usize) -> usize {
+        let index = pairs.first + pair;
+        let (query, member) = (index / self.heads_per_kv, index % self.heads_per_kv);
+        let row = self.runs[pairs.run].first + query;
+        row * self.n_heads + pairs.kv_head * self.heads_per_kv + member
+    }
+
+    /// Cuts the runs into items, and those along the keys that would keep one thread busy alone.
+    fn plan(&self, threads: usize) -> Plan {
+        let n_kv_heads = self.n_heads / self.heads_per_kv;
+        let mut groups = Vec::new();
+        for (run, AttentionRun { n, position, .. }) in self.runs.iter().enumerate() {
+            let all = n * self.heads_per_kv;
+            for kv_head in 0..n_kv_heads {
+                for first in (0..all).step_by(ITEM_PAIRS) {
+                    let n = ITEM_PAIRS.min(all - first);
+                    let last = (first + n - 1) / self.heads_per_kv;
+                    let chunks = (*position as usize + last + 1).div_ceil(CHUNK_KEYS);
+                    groups.push(Pairs {
+                        run,
+                        kv_head,
+                        first,
+                        n,
+                        chunks,
+                    });
+                }
+            }
+        }
+        cut(groups, partial_len(self.dim), threads)
+    }
 }
 
 fn check_runs(kv: &KvStore, runs: &[AttentionRun<'_>], rows: usize) {
@@ -271,26 +295,8 @@ struct Plan {
     shared_len: usize,
 }
 
-/// Cuts the runs into items, and those along the keys that would keep one thread busy alone.
-fn plan(geometry: &Geometry, n_kv_heads: usize, runs: &[AttentionRun<'_>], threads: usize) -> Plan {
-    let mut groups = Vec::new();
-    for (run, AttentionRun { n, position, .. }) in runs.iter().enumerate() {
-        let all = n * geometry.heads_per_kv;
-        for kv_head in 0..n_kv_heads {
-            for first in (0..all).step_by(ITEM_PAIRS) {
-                let n = ITEM_PAIRS.min(all - first);
-                let last = (first + n - 1) / geometry.heads_per_kv;
-                let chunks = (*position as usize + last + 1).div_ceil(CHUNK_KEYS);
-                groups.push(Pairs {
-                    run,
-                    kv_head,
-                    first,
-                    n,
-                    chunks,
-                });
-            }
-        }
-    }
+/// Makes items of the groups, several along the keys of one that would keep a thread busy alone.
+fn cut(groups: Vec<Pairs>, partial_len: usize, threads: usize) -> Plan {
     let total: usize = groups.iter().map(|pairs| pairs.n * pairs.chunks).sum();
     let mut plan = Plan {
         items: Vec::new(),
@@ -299,7 +305,7 @@ fn plan(geometry: &Geometry, n_kv_heads: usize, runs: &[AttentionRun<'_>], threa
         shared_len: 0,
     };
     for pairs in groups {
-        let len = pairs.n * pairs.chunks * partial_len(geometry.dim);
+        let len = pairs.n * pairs.chunks * partial_len;
         let heavy = pairs.n * pairs.chunks * 4 * threads > total;
         if threads == 1 || !heavy || pairs.chunks <= CUT_CHUNKS {
             plan.items.push(Item {

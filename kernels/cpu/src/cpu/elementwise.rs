@@ -6,7 +6,7 @@ use crate::rope::RopeAngles;
 const ITEM_LEN: usize = 16 << 10;
 
 impl Cpu {
-    /// out = x / sqrt(mean(x²) + eps) · w, row by row.
+    /// RMS norm row by row: out = x / sqrt(mean(x²) + eps) · w.
     ///
     /// Shapes:   x (n, d); w (d); out (n, d)
     /// Numerics: f32; sum of squares in 64 lanes, then a fixed tree
@@ -24,7 +24,7 @@ impl Cpu {
         });
     }
 
-    /// out = gate·σ(gate)·up, element by element.
+    /// Gated SiLU, element by element: out = gate·σ(gate)·up.
     ///
     /// Shapes: all of one length
     pub fn silu_mul(&self, gate: &[f32], up: &[f32], out: &mut [f32]) {
@@ -37,7 +37,7 @@ impl Cpu {
         });
     }
 
-    /// acc += x, element by element (residual).
+    /// Residual sum, element by element: acc += x.
     pub fn add_assign(&self, acc: &mut [f32], x: &[f32]) {
         assert_eq!(acc.len(), x.len(), "both of one shape");
         self.for_rows(acc, 1, |first, acc| {

@@ -1,5 +1,5 @@
 use super::{Cpu, Shared, Workspace};
-use crate::generic::matmul::{DIRECT_COLUMNS, OutView, PackedTokens, PanelView, pack_tile};
+use crate::generic::matmul::{DIRECT_TOKENS, OutView, PackedTokens, PanelView, pack_tile};
 use crate::panel::PanelMatrix;
 use crate::table::{Direct, Packed};
 
@@ -26,7 +26,7 @@ struct Product {
 unsafe impl Sync for Product {}
 
 impl Cpu {
-    /// out[t] = w·x[t] for n tokens.
+    /// Product of a weight matrix with n tokens: `out[t] = w·x[t]`.
     ///
     /// Shapes:   w (rows, cols); x (n, cols); out (n, rows)
     /// Cost:     w.bytes() + x + out moved; 2·n·rows·cols flops; no allocation once warm
@@ -47,10 +47,13 @@ impl Cpu {
             assert_eq!(w.cols(), cols, "{w:?} beside a matrix of {cols} columns");
             assert_eq!(out.len(), n * w.rows(), "out is (n {n}, rows {})", w.rows());
         }
-        match n {
-            0 => {}
-            1..=DIRECT_COLUMNS => self.matmul_direct(products, x, n),
-            _ => self.matmul_packed(products, x, n),
+        if n == 0 {
+            return;
+        }
+        if n <= DIRECT_TOKENS {
+            self.matmul_direct(products, x, n);
+        } else {
+            self.matmul_packed(products, x, n);
         }
     }
 

@@ -5,7 +5,7 @@
 
 use super::elementwise::exp;
 use crate::kv::PAGE_TOKENS;
-use crate::simd::{Simd, max_lanes};
+use crate::simd::{Simd, max_lanes, sum_lanes};
 
 /// Keys of a chunk: the absolute grid on which partial results are formed.
 pub(crate) const CHUNK_KEYS: usize = 256;
@@ -35,8 +35,8 @@ pub(crate) const fn partial_len(dim: usize) -> usize {
 /// Runs `seen.len()` ≤ [`MAX_PAIRS`] pairs over a chunk; pair g sees its first `seen[g]` keys,
 /// at least one and at most 256.
 ///
-/// Shapes: q (pairs, dim), already scaled and padded; partials: pair g at `partials + g·stride`,
-/// `[dim]` output, then m, then l.
+/// Shapes: q `[dim][MAX_PAIRS]`, scaled, padded, pair g in column g; partials: pair g at
+/// `partials + g·stride`, `[dim]` output, then m, then l.
 ///
 /// # Safety
 /// Pages up to the last key any pair sees readable; `q` and `partials` sized as above.
@@ -149,8 +149,8 @@ unsafe fn scores<S: Simd, const G: usize, const TILES: usize>(
                 k[t] = unsafe { s.load(p) };
             }
             for g in 0..G {
-                // SAFETY: q holds G rows of dim.
-                let x = s.splat(unsafe { *q.wrapping_add(g * view.dim + d) });
+                // SAFETY: q holds dim rows of MAX_PAIRS.
+                let x = s.splat(unsafe { *q.wrapping_add(d * MAX_PAIRS + g) });
                 for t in 0..TILES {
                     acc[g][t] = s.fma(x, k[t], acc[g][t]);
                 }
@@ -170,11 +170,18 @@ unsafe fn scores<S: Simd, const G: usize, const TILES: usize>(
 /// (m, Σ) with the sum in sixteen lanes over ascending tiles, then the lane tree.
 #[inline(always)]
 fn soften<S: Simd>(s: S, scores: &mut [f32; CHUNK_KEYS], seen: usize) -> (f32, f32) {
+    // Only the last tile has lanes to leave out.
+    let whole = seen / 16 * 16;
+    let at = |first: usize| scores.as_ptr().wrapping_add(first);
     let mut max = s.splat(f32::NEG_INFINITY);
-    for first in (0..seen).step_by(16) {
+    for first in (0..whole).step_by(16) {
         // SAFETY: seen ≤ CHUNK_KEYS, a multiple of 16.
-        let v = unsafe { s.load(scores.as_ptr().wrapping_add(first)) };
-        max = s.max(s.keep_first(v, seen - first, f32::NEG_INFINITY), max);
+        max = s.max(unsafe { s.load(at(first)) }, max);
+    }
+    if whole < seen {
+        // SAFETY: as above.
+        let v = unsafe { s.load(at(whole)) };
+        max = s.max(s.keep_first(v, seen - whole, f32::NEG_INFINITY), max);
     }
     let m = max_lanes(s, max);
     let mut sum = s.splat(0.0);
@@ -182,12 +189,15 @@ fn soften<S: Simd>(s: S, scores: &mut [f32; CHUNK_KEYS], seen: usize) -> (f32, f
         let p = scores.as_mut_ptr().wrapping_add(first);
         // SAFETY: as above.
         let v = unsafe { s.load(p) };
-        let e = s.keep_first(exp(s, s.sub(v, s.splat(m))), seen - first, 0.0);
+        let mut e = exp(s, s.sub(v, s.splat(m)));
+        if first == whole {
+            e = s.keep_first(e, seen - whole, 0.0);
+        }
         sum = s.add(sum, e);
         // SAFETY: as above.
         unsafe { s.store(p, e) };
     }
-    (m, crate::simd::sum_lanes(s, sum))
+    (m, sum_lanes(s, sum))
 }
 
 /// Adds weight·value over the keys of one page to `COLUMNS`·16 output columns of each pair: one

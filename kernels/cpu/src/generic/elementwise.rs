@@ -96,3 +96,75 @@ pub(crate) fn silu_mul<S: Simd>(s: S, gate: &[f32], up: &[f32], out: &mut [f32])
         store_tail(s, out, i, s.mul(silu, load_tail(s, up, i)));
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use vitriol_kernels_core::tolerance;
+
+    use super::*;
+    use crate::arch::scalar::Scalar;
+
+    /// Largest relative error over the whole range, in units of the tolerance.
+    fn worst<S: Simd>(s: S) -> f64 {
+        let mut worst = 0f64;
+        let negative = (0x8000_0000..(-87f32).to_bits()).step_by(1 << 13);
+        for first in (0..88f32.to_bits()).step_by(1 << 13).chain(negative) {
+            let x: [f32; 16] = std::array::from_fn(|i| f32::from_bits(first + 97 * i as u32));
+            let mut out = [0f32; 16];
+            // SAFETY: sixteen elements.
+            unsafe { s.store(out.as_mut_ptr(), exp(s, s.load(x.as_ptr()))) };
+            for (&x, &value) in x.iter().zip(&out) {
+                let exact = f64::from(x).exp();
+                worst = worst.max((f64::from(value) - exact).abs() / exact);
+            }
+        }
+        println!(
+            "{}: {:.2} u",
+            std::any::type_name::<S>(),
+            worst / tolerance::F32_UNIT
+        );
+        worst
+    }
+
+    #[test]
+    fn exponential_is_within_its_tolerance_everywhere() {
+        assert!(worst(Scalar) <= tolerance::EXP_RELATIVE);
+        #[cfg(target_arch = "x86_64")]
+        {
+            use crate::Isa;
+            use crate::arch::{avx2::Avx2, avx512::Avx512};
+            if Isa::Avx2.is_present() {
+                // SAFETY: detected just now.
+                let witness = unsafe { Avx2::new_unchecked() };
+                assert!(worst(witness) <= tolerance::EXP_RELATIVE);
+            }
+            if Isa::Avx512.is_present() {
+                // SAFETY: detected just now.
+                let witness = unsafe { Avx512::new_unchecked() };
+                assert!(worst(witness) <= tolerance::EXP_RELATIVE);
+            }
+        }
+    }
+
+    #[test]
+    fn exponential_saturates_and_keeps_nan() {
+        let x = [
+            f32::NAN,
+            f32::NEG_INFINITY,
+            f32::INFINITY,
+            -1e30,
+            1e30,
+            0.0,
+            -0.0,
+            1e-45,
+        ];
+        let s = Scalar;
+        let mut lanes = [0f32; 16];
+        lanes[..8].copy_from_slice(&x);
+        let out = exp(s, lanes);
+        assert!(out[0].is_nan());
+        assert!(out[1] < 1e-37 && out[1] == out[3]);
+        assert!(out[2] > 1e38 && out[2] == out[4] && out[2].is_finite());
+        assert_eq!(out[5..8], [1.0; 3]);
+    }
+}

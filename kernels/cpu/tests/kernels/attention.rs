@@ -173,7 +173,7 @@ fn every_head_shape_is_near_the_reference() {
             };
             let sequence = Sequence::in_order(shape, 270, 1);
             let out = sequence.run_alone(&cpu);
-            sequence.check_against_reference(&out, 0, &format!("{cpu:?} {shape:?}"));
+            sequence.check_against_reference(&out, 240, &format!("{cpu:?} {shape:?}"));
             let mut kv = sequence.store(5);
             let solo = sequence.run(&cpu, &mut kv, batches(270, 1));
             assert_eq!(first_difference(&out, &solo), None, "{cpu:?} {shape:?}");
@@ -211,15 +211,15 @@ fn deep_single_queries_are_split_over_threads_without_changing_bits() {
         n_kv_heads: 2,
         head_dim: 32,
     };
-    let sequence = Sequence::in_order(shape, 5003, 8);
+    let sequence = Sequence::in_order(shape, 3103, 8);
     for isa in Isa::ALL.into_iter().filter(|isa| isa.is_present()) {
         let mut results = Vec::new();
         for threads in [1, 2, 3] {
             let cpu = Cpu::new(threads, Some(isa)).unwrap();
-            results.push(sequence.run(&cpu, &mut sequence.store(79), [4000, 1000, 1, 1, 1]));
+            results.push(sequence.run(&cpu, &mut sequence.store(49), [2100, 1000, 1, 1, 1]));
         }
-        let last = 5002 * sequence.row();
-        sequence.check_against_reference(&results[0], 5002, "deep");
+        let last = 3102 * sequence.row();
+        sequence.check_against_reference(&results[0], 3102, "deep");
         for result in &results {
             assert_eq!(
                 first_difference(&results[0][last..], &result[last..]),
@@ -297,10 +297,10 @@ fn what_lies_in_a_page_beyond_the_last_key_has_no_influence() {
         let sequence = Sequence::in_order(SMOL, 70, 4);
         let clean = sequence.run_alone(&cpu);
         let mut kv = sequence.store(2);
-        // Large finite leftovers of another sequence in every row.
+        // The worst leftovers there are, in every row.
         let mut leftovers = Sequence::in_order(SMOL, 128, 5);
-        for value in leftovers.k.iter_mut().chain(&mut leftovers.v) {
-            *value *= 1e30;
+        for (i, value) in leftovers.k.iter_mut().chain(&mut leftovers.v).enumerate() {
+            *value = [f32::NAN, f32::INFINITY, f32::NEG_INFINITY, f32::MAX][i % 4];
         }
         leftovers.write(&cpu, &mut kv, 0, 128);
         let out = sequence.run(&cpu, &mut kv, batches(70, 9));
