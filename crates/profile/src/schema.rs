@@ -146,7 +146,7 @@ section! {
         requests_max: u32 = 128, "requests", 1..=65536;
         /// Open client connections; one more waits in the kernel's queue.
         connections_max: u32 = 512, "connections", 1..=65536;
-        /// Time a client has to send a request's head.
+        /// Time a client has to send a request's head; a kept connection may be idle as long.
         request_head_timeout_ms: u64 = 10_000, "ms", 1..=3_600_000;
         /// Time a client has to send a request's body.
         request_body_timeout_ms: u64 = 60_000, "ms", 1..=3_600_000;

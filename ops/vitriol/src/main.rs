@@ -1,1 +1,49 @@
-fn main() {}
+//! `vitriol`: run the house, talk to it, look into it.
+#![allow(
+    clippy::print_stdout,
+    clippy::print_stderr,
+    reason = "a command-line program prints"
+)]
+
+mod chat;
+mod cli;
+mod config;
+mod doctor;
+mod house;
+mod http;
+mod model;
+mod status;
+mod term;
+mod up;
+
+use std::process::ExitCode;
+
+use vitriol_chassis::{self as chassis, Environment, Exit, Failure, OrExit};
+
+use crate::cli::{Cli, Command};
+
+fn main() -> ExitCode {
+    chassis::main("vitriol", |environment| {
+        let cli: Cli = chassis::parse_args(std::env::args_os())?;
+        // One thread: every command waits more than it computes.
+        let runtime = tokio::runtime::Builder::new_current_thread()
+            .enable_all()
+            .build()
+            .or_exit(Exit::Internal)?;
+        let result = runtime.block_on(run(cli.command, &environment));
+        // A blocked read of the terminal must not hold the process back.
+        runtime.shutdown_background();
+        result
+    })
+}
+
+async fn run(command: Command, environment: &Environment) -> Result<(), Failure> {
+    match command {
+        Command::Up(args) => up::run(&args, environment).await,
+        Command::Chat(args) => chat::run(&args, environment).await,
+        Command::Status(args) => status::run(&args, environment).await,
+        Command::Doctor(args) => doctor::run(&args, environment).await,
+        Command::Model(command) => model::run(command, environment),
+        Command::Config(command) => config::run(command),
+    }
+}

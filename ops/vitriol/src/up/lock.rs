@@ -1,0 +1,203 @@
+//! One supervisor a house, and nobody else on its port.
+
+use std::{
+    fs::{self, File},
+    io::{self, Read, Seek, Write},
+    net::{SocketAddr, TcpListener},
+    path::{Path, PathBuf},
+};
+
+use anyhow::Context;
+use rustix::fs::{FlockOperation, flock};
+use vitriol_chassis::{Exit, Failure, OrExit};
+use vitriol_ipc::{HouseDirs, create_private_dir};
+use vitriol_sysfs::Sysfs;
+
+/// Held for as long as the house runs; the kernel lets go of it when the process dies.
+#[derive(Debug)]
+pub struct HouseLock {
+    _file: File,
+    /// A runtime directory that goes with the lock.
+    remove: Option<PathBuf>,
+}
+
+impl HouseLock {
+    /// Takes the lock of the house in `dirs` and leaves this process's pid in it. A house that is
+    /// named by its pid (`by_pid`) will never be looked for again, so its runtime directory goes
+    /// when the lock does, and those that killed ones left go now.
+    ///
+    /// Errors: another supervisor has it (69, naming its pid).
+    pub fn take(dirs: &HouseDirs, by_pid: bool) -> Result<Self, Failure> {
+        create_private_dir(&dirs.runtime)?;
+        let path = dirs.up_lock();
+        let mut file = open(&path)
+            .with_context(|| format!("lock file {}", path.display()))
+            .or_exit(Exit::Dependency)?;
+        match flock(&file, FlockOperation::NonBlockingLockExclusive) {
+            Ok(()) => {}
+            Err(rustix::io::Errno::WOULDBLOCK) => return Err(held(&mut file)),
+            Err(errno) => {
+                let message = format!("lock file {}: {errno}", path.display());
+                return Err(Failure::new(Exit::Dependency, message));
+            }
+        }
+        write_pid(&mut file)
+            .with_context(|| format!("lock file {}", path.display()))
+            .or_exit(Exit::Dependency)?;
+        if by_pid {
+            remove_dead_houses(&dirs.runtime);
+        }
+        Ok(Self {
+            _file: file,
+            remove: by_pid.then(|| dirs.runtime.clone()),
+        })
+    }
+}
+
+impl Drop for HouseLock {
+    fn drop(&mut self) {
+        if let Some(runtime) = &self.remove {
+            // What cannot be removed is small and goes with the next boot.
+            let _ = fs::remove_dir_all(runtime);
+        }
+    }
+}
+
+/// Removes the `pid-N` directories beside `runtime` whose process is gone.
+fn remove_dead_houses(runtime: &Path) {
+    let siblings = runtime
+        .parent()
+        .map(fs::read_dir)
+        .into_iter()
+        .flatten()
+        .flatten()
+        .flatten();
+    for sibling in siblings {
+        let name = sibling.file_name();
+        let pid = name
+            .to_str()
+            .and_then(|name| name.strip_prefix("pid-")?.parse::<u32>().ok());
+        if pid.is_some_and(|pid| !Path::new("/proc").join(pid.to_string()).exists()) {
+            // As above.
+            let _ = fs::remove_dir_all(sibling.path());
+        }
+    }
+}
+
+fn open(path: &Path) -> io::Result<File> {
+    File::options()
+        .create(true)
+        .truncate(false)
+        .read(true)
+        .write(true)
+        .open(path)
+}
+
+fn write_pid(file: &mut File) -> io::Result<()> {
+    file.set_len(0)?;
+    file.rewind()?;
+    writeln!(file, "{}", std::process::id())
+}
+
+fn held(file: &mut File) -> Failure {
+    let mut text = String::new();
+    // A holder that has not written its pid yet is named without it.
+    let pid = file
+        .read_to_string(&mut text)
+        .ok()
+        .map(|_| text.trim())
+        .filter(|t| !t.is_empty());
+    let holder = pid.map_or_else(String::new, |pid| format!(" (process {pid})"));
+    let message = format!(
+        "'vitriol up'{holder} runs this house already; stop it with ctrl-C there, or start another \
+         with --listen 127.0.0.1:0"
+    );
+    Failure::new(Exit::Dependency, message)
+}
+
+/// Fails with 69, naming the holder, when `listen` is taken. Port 0 is always free.
+pub fn check_port(listen: SocketAddr, sysfs: &Sysfs) -> Result<(), Failure> {
+    match TcpListener::bind(listen) {
+        Ok(_) => Ok(()),
+        Err(error) if error.kind() == io::ErrorKind::AddrInUse => {
+            let holder = sysfs.port_holder(listen.port()).map_or_else(
+                || "a process that this user may not see".to_owned(),
+                |holder| holder.to_string(),
+            );
+            let message = format!(
+                "address {listen} is held by {holder}; stop it, or choose another with --listen"
+            );
+            Err(Failure::new(Exit::Dependency, message))
+        }
+        Err(error) => {
+            let message = format!("address {listen} cannot be listened on: {error}");
+            Err(Failure::new(Exit::Config, message))
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::time::{Duration, Instant};
+
+    use super::*;
+
+    fn dirs(root: &Path) -> HouseDirs {
+        HouseDirs {
+            runtime: root.join("r"),
+            state: root.join("s"),
+            cache: root.join("c"),
+        }
+    }
+
+    #[test]
+    fn the_second_supervisor_is_refused_naming_the_first() {
+        let root = tempfile::tempdir().unwrap();
+        let dirs = dirs(root.path());
+        let lock = HouseLock::take(&dirs, false).unwrap();
+        let failure = HouseLock::take(&dirs, false).unwrap_err();
+        assert_eq!(failure.exit, Exit::Dependency);
+        let own = format!("process {}", std::process::id());
+        assert!(failure.message.contains(&own), "{failure}");
+        drop(lock);
+        HouseLock::take(&dirs, false).unwrap();
+    }
+
+    #[test]
+    fn houses_named_by_pid_leave_nothing() {
+        let root = tempfile::tempdir().unwrap();
+        let house = |pid| dirs(root.path()).for_listen("127.0.0.1:0".parse().unwrap(), pid);
+        let (own, dead) = (house(std::process::id()), house(u32::MAX));
+        create_private_dir(&dead.runtime).unwrap();
+        let lock = HouseLock::take(&own, true).unwrap();
+        assert!(own.runtime.exists() && !dead.runtime.exists());
+        drop(lock);
+        assert!(!own.runtime.exists());
+    }
+
+    #[test]
+    fn a_held_port_is_refused_naming_the_holder() {
+        let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+        let address = listener.local_addr().unwrap();
+        let failure = check_port(address, &Sysfs::host()).unwrap_err();
+        assert_eq!(failure.exit, Exit::Dependency);
+        assert!(
+            failure.message.contains(&std::process::id().to_string()),
+            "{failure}"
+        );
+        drop(listener);
+        // A process that another test is just starting may hold a copy of it for a moment yet.
+        let deadline = Instant::now() + Duration::from_secs(20);
+        while let Err(failure) = check_port(address, &Sysfs::host()) {
+            assert!(Instant::now() < deadline, "{failure}");
+            std::thread::yield_now();
+        }
+        check_port("127.0.0.1:0".parse().unwrap(), &Sysfs::host()).unwrap();
+    }
+
+    #[test]
+    fn an_address_of_no_interface_is_a_config_error() {
+        let failure = check_port("203.0.113.7:80".parse().unwrap(), &Sysfs::host()).unwrap_err();
+        assert_eq!(failure.exit, Exit::Config);
+    }
+}

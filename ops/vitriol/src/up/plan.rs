@@ -1,0 +1,312 @@
+//! What `vitriol up` starts, with which files and flags.
+
+use std::{
+    ffi::OsString,
+    fs, io,
+    net::SocketAddr,
+    os::unix::fs::OpenOptionsExt,
+    path::{Path, PathBuf},
+    time::Duration,
+};
+
+use anyhow::Context;
+use vitriol_chassis::{Environment, Exit, Failure, OrExit};
+use vitriol_ipc::{HouseDirs, create_private_dir};
+use vitriol_profile::Profile;
+
+use super::{child::Launch, supervise::DaemonId};
+use crate::cli::UpArgs;
+
+/// Beyond its own drain deadline a daemon needs this long at most: the chassis gives a stuck one up
+/// after five seconds and its threads another.
+const STOP_GRACE: Duration = Duration::from_secs(8);
+
+/// Demiurge's place in the start order, behind the engine.
+pub const DEMIURGE: DaemonId = 1;
+
+/// The engine that this release runs.
+const ENGINE_NAME: &str = "main";
+
+/// A daemon of the house.
+#[derive(Clone, Debug)]
+pub struct Daemon {
+    pub name: &'static str,
+    pub binary: PathBuf,
+    pub args: Vec<OsString>,
+    pub status_socket: PathBuf,
+    pub log: PathBuf,
+    pub stop_deadline: Duration,
+}
+
+/// The house to be.
+#[derive(Clone, Debug)]
+pub struct Plan {
+    pub dirs: HouseDirs,
+    pub listen: SocketAddr,
+    /// In start order.
+    pub daemons: Vec<Daemon>,
+    profile: Profile,
+    model: PathBuf,
+    own_binary: PathBuf,
+}
+
+impl Plan {
+    /// Settles settings and places; touches nothing.
+    pub fn make(args: &UpArgs, environment: &Environment) -> Result<Self, Failure> {
+        let profile = args.load()?;
+        check_engines(&profile)?;
+        let listen = profile.house.listen;
+        let dirs = environment.dirs()?.for_listen(listen, std::process::id());
+        let own_binary = std::env::current_exe().or_exit(Exit::Internal)?;
+        let bin_dir = match &args.bin_dir {
+            Some(dir) => dir.clone(),
+            None => own_binary.parent().map(Path::to_owned).unwrap_or_default(),
+        };
+        let engine = &profile.engines[ENGINE_NAME];
+        let model = match engine.model.as_os_str().is_empty() {
+            true => dirs.default_model(),
+            false => std::path::absolute(&engine.model)
+                .with_context(|| format!("model file {}", engine.model.display()))
+                .or_exit(Exit::Config)?,
+        };
+        let profile_file = dirs.runtime.join("profile.toml");
+        let engine_socket = dirs.engine_socket(ENGINE_NAME);
+        let daemons = vec![
+            Daemon {
+                name: "engine",
+                binary: bin_dir.join("vitriol-engine"),
+                args: arguments([
+                    "serve".as_ref(),
+                    "--profile".as_ref(),
+                    profile_file.as_path(),
+                    "--name".as_ref(),
+                    ENGINE_NAME.as_ref(),
+                    "--socket".as_ref(),
+                    &engine_socket,
+                    "--model".as_ref(),
+                    &model,
+                ]),
+                status_socket: engine_socket.clone(),
+                log: dirs.log("engine"),
+                stop_deadline: Duration::from_millis(engine.drain_ms) + STOP_GRACE,
+            },
+            Daemon {
+                name: "demiurge",
+                binary: bin_dir.join("vitriol-demiurge"),
+                args: arguments([
+                    "--profile".as_ref(),
+                    profile_file.as_path(),
+                    "--engine-socket".as_ref(),
+                    &engine_socket,
+                    "--status-socket".as_ref(),
+                    &dirs.demiurge_socket(),
+                    "--state-dir".as_ref(),
+                    &dirs.state,
+                ]),
+                status_socket: dirs.demiurge_socket(),
+                log: dirs.log("demiurge"),
+                stop_deadline: Duration::from_millis(profile.demiurge.drain_ms) + STOP_GRACE,
+            },
+        ];
+        Ok(Self {
+            dirs,
+            listen,
+            daemons,
+            profile,
+            model,
+            own_binary,
+        })
+    }
+
+    /// The binaries and the model must be there.
+    pub fn check_files(&self) -> Result<(), Failure> {
+        for daemon in &self.daemons {
+            if !daemon.binary.is_file() {
+                let message = format!(
+                    "{}: not found; build it with 'cargo build --release' or name its directory \
+                     with --bin-dir",
+                    daemon.binary.display()
+                );
+                return Err(Failure::new(Exit::Dependency, message));
+            }
+        }
+        if let Err(error) = fs::File::open(&self.model) {
+            let remedy = match (error.kind(), self.model == self.dirs.default_model()) {
+                (io::ErrorKind::NotFound, true) => "; fetch it with 'vitriol model fetch'",
+                (io::ErrorKind::NotFound, false) => {
+                    "; name another with --model, or leave it out for the default model"
+                }
+                _ => "",
+            };
+            let cause = match error.kind() {
+                io::ErrorKind::NotFound => "not found".to_owned(),
+                _ => error.to_string(),
+            };
+            let message = format!("model file {}: {cause}{remedy}", self.model.display());
+            return Err(Failure::new(Exit::Dependency, message));
+        }
+        Ok(())
+    }
+
+    /// Writes the settings in force for the daemons to read, makes room for their logs, and removes
+    /// the address that a house before this one left.
+    pub fn write_files(&self) -> Result<(), Failure> {
+        let logs = self.dirs.log("engine");
+        create_private_dir(logs.parent().unwrap_or(&self.dirs.state))?;
+        let path = self.dirs.runtime.join("profile.toml");
+        let write = || -> io::Result<()> {
+            let mut file = fs::File::options()
+                .create(true)
+                .write(true)
+                .truncate(true)
+                .mode(0o600)
+                .open(&path)?;
+            io::Write::write_all(&mut file, self.profile.to_toml(false).as_bytes())?;
+            match fs::remove_file(self.dirs.demiurge_address()) {
+                Err(error) if error.kind() != io::ErrorKind::NotFound => Err(error),
+                _ => Ok(()),
+            }
+        };
+        write()
+            .with_context(|| format!("runtime file {}", path.display()))
+            .or_exit(Exit::Dependency)
+    }
+
+    /// How to start a daemon now; Demiurge goes back to the address it had `bound`, which port 0
+    /// would not give it again.
+    pub fn launch(&self, id: DaemonId, bound: Option<SocketAddr>) -> Launch {
+        let daemon = &self.daemons[id];
+        let mut args = daemon.args.clone();
+        if id == DEMIURGE {
+            args.extend([
+                "--listen".into(),
+                bound.unwrap_or(self.listen).to_string().into(),
+            ]);
+        }
+        Launch {
+            binary: daemon.binary.clone(),
+            args,
+            log: daemon.log.clone(),
+            log_bytes_max: self.profile.house.log_bytes_max.get(),
+        }
+    }
+
+    /// The command that chats with this house, as it can be typed elsewhere.
+    pub fn chat_command(&self, bound: SocketAddr) -> String {
+        let binary = self.own_binary.display();
+        match bound == Profile::default().house.listen {
+            true => format!("{binary} chat"),
+            false => format!("{binary} chat --url http://{bound}"),
+        }
+    }
+}
+
+fn arguments<'a>(args: impl IntoIterator<Item = &'a Path>) -> Vec<OsString> {
+    args.into_iter()
+        .map(|arg| arg.as_os_str().to_owned())
+        .collect()
+}
+
+/// Several engines are declared in one profile; this release runs one.
+fn check_engines(profile: &Profile) -> Result<(), Failure> {
+    match profile.engines.keys().find(|name| *name != ENGINE_NAME) {
+        None => Ok(()),
+        Some(other) => {
+            let message = format!(
+                "engine '{other}' in the profile: this release runs '{ENGINE_NAME}' only; remove \
+                 [engine.{other}]"
+            );
+            Err(Failure::new(Exit::Config, message))
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use clap::Parser;
+
+    use super::*;
+    use crate::cli::{Cli, Command};
+
+    fn plan(root: &Path, flags: &[&str]) -> Result<Plan, Failure> {
+        let cli = Cli::try_parse_from(["vitriol", "up"].iter().chain(flags)).unwrap();
+        let Command::Up(args) = cli.command else {
+            panic!("up was given")
+        };
+        let mut environment = Environment::default();
+        environment.base_dirs.home = Some(root.to_owned());
+        environment.base_dirs.runtime = Some(root.join("run"));
+        Plan::make(&args, &environment)
+    }
+
+    #[test]
+    fn a_restarted_demiurge_keeps_its_address() {
+        let root = tempfile::tempdir().unwrap();
+        let plan = plan(root.path(), &["--listen", "127.0.0.1:0"]).unwrap();
+        let last_two = |launch: Launch| launch.args[launch.args.len() - 2..].to_vec();
+        assert_eq!(
+            last_two(plan.launch(DEMIURGE, None)),
+            ["--listen", "127.0.0.1:0"]
+        );
+        let bound = "127.0.0.1:4242".parse().unwrap();
+        assert_eq!(
+            last_two(plan.launch(DEMIURGE, Some(bound))),
+            ["--listen", "127.0.0.1:4242"]
+        );
+        assert!(
+            plan.chat_command(bound)
+                .ends_with("chat --url http://127.0.0.1:4242")
+        );
+    }
+
+    #[test]
+    fn what_is_missing_is_named_with_the_remedy() {
+        let root = tempfile::tempdir().unwrap();
+        let bin = root.path().join("bin");
+        let flags = ["--bin-dir", bin.to_str().unwrap()];
+        let plan = plan(root.path(), &flags).unwrap();
+        let failure = plan.check_files().unwrap_err();
+        assert_eq!(failure.exit, Exit::Dependency);
+        assert!(
+            failure.message.contains("vitriol-engine: not found"),
+            "{failure}"
+        );
+        fs::create_dir(&bin).unwrap();
+        fs::write(bin.join("vitriol-engine"), "").unwrap();
+        fs::write(bin.join("vitriol-demiurge"), "").unwrap();
+        let failure = plan.check_files().unwrap_err();
+        assert!(
+            failure
+                .message
+                .ends_with("fetch it with 'vitriol model fetch'"),
+            "{failure}"
+        );
+        fs::create_dir_all(plan.dirs.models()).unwrap();
+        fs::write(plan.dirs.default_model(), "").unwrap();
+        plan.check_files().unwrap();
+    }
+
+    #[test]
+    fn the_daemons_read_the_settings_in_force() {
+        let root = tempfile::tempdir().unwrap();
+        let plan = plan(root.path(), &["--threads", "3", "--model", "/m.gguf"]).unwrap();
+        create_private_dir(&plan.dirs.runtime).unwrap();
+        fs::write(plan.dirs.demiurge_address(), "stale").unwrap();
+        plan.write_files().unwrap();
+        let file = plan.dirs.runtime.join("profile.toml");
+        let read = Profile::load(Some(&file), &vitriol_profile::Overrides::new()).unwrap();
+        assert_eq!(read.engines[ENGINE_NAME].threads, 3);
+        assert!(!plan.dirs.demiurge_address().exists());
+        assert!(plan.dirs.log("engine").parent().unwrap().is_dir());
+    }
+
+    #[test]
+    fn a_second_engine_is_refused() {
+        let root = tempfile::tempdir().unwrap();
+        let profile = root.path().join("p.toml");
+        fs::write(&profile, "[engine.big]\n").unwrap();
+        let failure = plan(root.path(), &["--profile", profile.to_str().unwrap()]).unwrap_err();
+        assert_eq!(failure.exit, Exit::Config);
+        assert!(failure.message.contains("[engine.big]"), "{failure}");
+    }
+}
