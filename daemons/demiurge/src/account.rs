@@ -1,0 +1,206 @@
+//! What one completion request came to: collected while it runs, written once when it ends, however
+//! it ends.
+
+use std::time::{Duration, Instant};
+
+use http::{HeaderValue, StatusCode};
+use time::format_description::well_known::Rfc3339;
+use time::{OffsetDateTime, UtcOffset};
+use tokio::sync::OwnedSemaphorePermit;
+use vitriol_proto::engine::v1::Usage;
+
+use crate::answer::Route;
+use crate::api_error::ApiError;
+use crate::decision_log::{Decision, DecisionLog, SCHEMA};
+use crate::lane::{Cause, Lane, LaneInputs, Verdict};
+use crate::metrics::{Metrics, RequestLabels};
+
+/// Status in the log for a client that left before it got one.
+const CLIENT_LEFT: u16 = 499;
+
+/// The running account of a request. Dropping it writes the decision line and the metrics; whoever
+/// drops a request on the way (a client that leaves, a drain) thereby closes its account as
+/// cancelled.
+pub struct Account {
+    line: Decision,
+    begun: Instant,
+    first_text: Option<Duration>,
+    decisions: DecisionLog,
+    metrics: Metrics,
+    place: Option<OwnedSemaphorePermit>,
+}
+
+impl Account {
+    /// Opens the account of a request whose head has just arrived.
+    pub fn open(
+        route: Route,
+        request_id: String,
+        inputs: LaneInputs,
+        decisions: DecisionLog,
+        metrics: Metrics,
+    ) -> Account {
+        let line = Decision {
+            schema: SCHEMA,
+            ts: timestamp(OffsetDateTime::now_utc()),
+            request_id,
+            session: None,
+            route: route.as_str(),
+            lane: Lane::Local,
+            cause: Cause::LocalOnly,
+            inputs,
+            model: None,
+            stream: false,
+            status: CLIENT_LEFT,
+            finish: "cancelled",
+            error: None,
+            prompt_tokens: None,
+            cached_tokens: None,
+            completion_tokens: None,
+            queue_ms: None,
+            ttft_ms: None,
+            total_ms: 0.0,
+        };
+        Account {
+            line,
+            begun: Instant::now(),
+            first_text: None,
+            decisions,
+            metrics,
+            place: None,
+        }
+    }
+
+    /// The request has a place among those in flight, and keeps it until the account closes.
+    pub fn take_place(&mut self, place: OwnedSemaphorePermit) {
+        self.metrics.requests_in_flight.inc();
+        self.place = Some(place);
+    }
+
+    /// The client's session.
+    pub fn session(&mut self, session: &str) {
+        self.line.session = Some(session.to_owned());
+    }
+
+    /// The client wants a stream.
+    pub fn streamed(&mut self, stream: bool) {
+        self.line.stream = stream;
+    }
+
+    /// Where the request goes, and what that was decided from.
+    pub fn decided(&mut self, inputs: LaneInputs, verdict: Verdict) {
+        self.line.inputs = inputs;
+        self.line.lane = verdict.lane;
+        self.line.cause = verdict.cause;
+    }
+
+    /// The model that answers.
+    pub fn model(&mut self, alias: &str) {
+        self.line.model = Some(alias.to_owned());
+    }
+
+    /// The engine took the prompt.
+    pub fn accepted(&mut self, prompt_tokens: u32) {
+        self.line.prompt_tokens = Some(prompt_tokens);
+    }
+
+    /// An answer's head goes out.
+    pub fn status(&mut self, status: StatusCode) {
+        self.line.status = status.as_u16();
+    }
+
+    /// The answer's first text is here; later calls are without effect.
+    pub fn text(&mut self) {
+        self.first_text.get_or_insert_with(|| self.begun.elapsed());
+    }
+
+    /// The answer is complete.
+    pub fn finished(&mut self, finish: &'static str, usage: &Usage) {
+        self.line.finish = finish;
+        self.line.prompt_tokens = Some(usage.prompt_tokens);
+        self.line.cached_tokens = Some(usage.cached_tokens);
+        self.line.completion_tokens = Some(usage.completion_tokens);
+        self.line.queue_ms = Some(thousandths(usage.queue_ms));
+        self.metrics
+            .prompt_tokens
+            .inc_by(usage.prompt_tokens.into());
+        self.metrics
+            .cached_tokens
+            .inc_by(usage.cached_tokens.into());
+        self.metrics
+            .completion_tokens
+            .inc_by(usage.completion_tokens.into());
+    }
+
+    /// The request ends with an error.
+    pub fn failed(&mut self, error: &ApiError) {
+        self.line.finish = "error";
+        self.line.error = Some(error.label());
+    }
+
+    /// Headers that tell the client where it was answered.
+    pub fn headers(&self) -> [(&'static str, HeaderValue); 2] {
+        [
+            (
+                "x-demiurge-lane",
+                HeaderValue::from_static(self.line.lane.as_str()),
+            ),
+            (
+                "x-demiurge-cause",
+                HeaderValue::from_static(self.line.cause.as_str()),
+            ),
+        ]
+    }
+}
+
+impl Drop for Account {
+    fn drop(&mut self) {
+        let total = self.begun.elapsed();
+        self.line.total_ms = milliseconds(total);
+        self.line.ttft_ms = self.first_text.map(milliseconds);
+        let outcome = self.line.error.unwrap_or(self.line.finish);
+        let labels = RequestLabels {
+            route: self.line.route,
+            outcome,
+        };
+        self.metrics.requests.get_or_create(&labels).inc();
+        self.metrics.request_duration.0.observe(total.as_secs_f64());
+        if let Some(first_text) = self.first_text {
+            self.metrics
+                .time_to_first_text
+                .0
+                .observe(first_text.as_secs_f64());
+        }
+        if self.place.take().is_some() {
+            self.metrics.requests_in_flight.dec();
+        }
+        self.decisions.record(&self.line);
+    }
+}
+
+fn milliseconds(duration: Duration) -> f64 {
+    thousandths(duration.as_secs_f64() * 1000.0)
+}
+
+/// Rounded to a thousandth: finer digits are noise.
+fn thousandths(value: f64) -> f64 {
+    (value * 1000.0).round() / 1000.0
+}
+
+/// RFC 3339 in UTC with milliseconds.
+fn timestamp(at: OffsetDateTime) -> String {
+    let at = at.to_offset(UtcOffset::UTC);
+    let at = at.replace_millisecond(at.millisecond()).unwrap_or(at);
+    // Years beyond four digits are the only times without such a form.
+    at.format(&Rfc3339).unwrap_or_default()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn timestamps_have_milliseconds() {
+        let at = OffsetDateTime::from_unix_timestamp_nanos(1_700_000_000_123_456_789).unwrap();
+        assert_eq!(timestamp(at), "2023-11-14T22:13:20.123Z");
+    }
+}

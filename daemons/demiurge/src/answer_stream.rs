@@ -1,0 +1,148 @@
+//! A streamed answer: the engine's events of one request, turned into server-sent events as the
+//! connection asks for them.
+//!
+//! Nothing here runs ahead of the connection: a frame is made when the last one has been taken, so
+//! a slow reader stops asking, its tokens are not credited, and the engine pauses its sequence.
+
+use std::convert::Infallible;
+use std::time::Duration;
+
+use bytes::Bytes;
+use futures_util::{Stream, stream};
+use tokio_util::sync::CancellationToken;
+use vitriol_proto::engine::v1::{Finished, Prefill};
+
+use crate::account::Account;
+use crate::answer::{Answer, Route, finish_word};
+use crate::api_error::{ApiError, Dialect};
+use crate::app::shutting_down;
+use crate::engine_link::{EngineEvent, EngineRequest};
+use crate::sse::{self, Events};
+
+/// A streamed answer on its way. Dropping it cancels the request and closes its account.
+pub struct AnswerStream {
+    request: EngineRequest,
+    answer: Answer,
+    route: Route,
+    account: Account,
+    with_usage: bool,
+    ping_interval: Duration,
+    /// When it is cancelled, the answer ends with an error.
+    expired: CancellationToken,
+    state: State,
+}
+
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum State {
+    /// Nothing but comments was sent.
+    Waiting,
+    /// The role was sent, text follows.
+    Open,
+    /// The last frame was made.
+    Ended,
+}
+
+impl AnswerStream {
+    /// An answer to a request that the engine has accepted.
+    pub fn new(
+        request: EngineRequest,
+        answer: Answer,
+        route: Route,
+        account: Account,
+        with_usage: bool,
+        ping_interval: Duration,
+        expired: CancellationToken,
+    ) -> AnswerStream {
+        AnswerStream {
+            request,
+            answer,
+            route,
+            account,
+            with_usage,
+            ping_interval,
+            expired,
+            state: State::Waiting,
+        }
+    }
+
+    /// The frames of the HTTP body.
+    pub fn into_frames(self) -> impl Stream<Item = Result<Bytes, Infallible>> + Send {
+        stream::unfold(self, |mut answer| async move {
+            let frame = answer.next_frame().await?;
+            Some((Ok(frame), answer))
+        })
+    }
+
+    async fn next_frame(&mut self) -> Option<Bytes> {
+        while self.state != State::Ended {
+            let event = tokio::select! {
+                biased;
+                event = self.request.next() => event,
+                () = self.expired.cancelled() => return Some(self.fail(&shutting_down())),
+                () = tokio::time::sleep(self.ping_interval) => return Some(sse::PING),
+            };
+            let frame = match event {
+                EngineEvent::Accepted { .. } | EngineEvent::Prefill(Prefill { .. }) => None,
+                EngineEvent::Delta { text, .. } => self.text_frame(&text),
+                EngineEvent::Finished(finished) => Some(self.finish(&finished)),
+                EngineEvent::Failed(failed) => {
+                    let error = ApiError::from_failed(failed, self.route.prompt_param());
+                    Some(self.fail(&error))
+                }
+                EngineEvent::Lost => Some(self.fail(&ApiError::engine_lost())),
+            };
+            if frame.is_some() {
+                return frame;
+            }
+        }
+        None
+    }
+
+    fn open(&mut self, events: &mut Events) {
+        if self.state == State::Waiting {
+            self.state = State::Open;
+            if let Some(chunk) = self.answer.opening_chunk(self.with_usage) {
+                events.data(&chunk);
+            }
+        }
+    }
+
+    /// None for a token without text, which clients need not hear of.
+    fn text_frame(&mut self, text: &str) -> Option<Bytes> {
+        if text.is_empty() {
+            return None;
+        }
+        self.account.text();
+        let mut events = Events::default();
+        self.open(&mut events);
+        events.data(&self.answer.text_chunk(text, self.with_usage));
+        Some(events.into_bytes())
+    }
+
+    fn finish(&mut self, finished: &Finished) -> Bytes {
+        let Some(word) = finish_word(finished.reason()) else {
+            // We cancel only what nobody reads, so this is the engine shutting down.
+            return self.fail(&shutting_down());
+        };
+        let usage = finished.usage.unwrap_or_default();
+        self.account.finished(word, &usage);
+        let mut events = Events::default();
+        self.open(&mut events);
+        events.data(&self.answer.finish_chunk(word, &usage, self.with_usage));
+        if self.with_usage {
+            events.data(&self.answer.usage_chunk(&usage));
+        }
+        events.done();
+        self.state = State::Ended;
+        events.into_bytes()
+    }
+
+    /// The frame that ends a broken stream: an error, and no `[DONE]`.
+    fn fail(&mut self, error: &ApiError) -> Bytes {
+        self.account.failed(error);
+        self.state = State::Ended;
+        let mut events = Events::default();
+        events.data(&error.body(Dialect::OpenAi).to_string());
+        events.into_bytes()
+    }
+}

@@ -1,0 +1,168 @@
+//! What all requests share.
+
+use std::net::IpAddr;
+use std::sync::Arc;
+
+use http::HeaderMap;
+use tokio::sync::{OwnedSemaphorePermit, Semaphore};
+use tokio_util::sync::CancellationToken;
+use vitriol_chassis::StatusBoard;
+
+use crate::api_error::ApiError;
+use crate::body::BodyBounds;
+use crate::config::Config;
+use crate::decision_log::DecisionLog;
+use crate::engine_link::{CallError, EngineLink, EngineState};
+use crate::lane::{AskedLane, Cause, LaneInputs};
+use crate::metrics::Metrics;
+
+/// Seconds after which a client may try an engine that loads or restarts again.
+const RETRY_ENGINE_S: u32 = 2;
+
+/// Seconds after which a client may try a house that is full again.
+const RETRY_BUSY_S: u32 = 1;
+
+/// Seconds after which a client may try a house that shuts down again; another may then be up.
+const RETRY_DRAINING_S: u32 = 5;
+
+/// Longest X-Session-Id, bytes.
+const SESSION_BYTES_MAX: usize = 256;
+
+/// The stages of shutting down.
+#[derive(Clone, Debug, Default)]
+pub struct Drain {
+    /// Nothing new is taken.
+    pub begun: CancellationToken,
+    /// What still runs ends with an error.
+    pub expired: CancellationToken,
+    /// Connections that have not closed by themselves are cut.
+    pub cut: CancellationToken,
+}
+
+/// Shared state of the HTTP side; behind an Arc.
+pub struct App {
+    pub config: Config,
+    pub listen_ip: IpAddr,
+    pub link: EngineLink,
+    pub decisions: DecisionLog,
+    pub metrics: Metrics,
+    pub board: StatusBoard,
+    pub bodies: BodyBounds,
+    /// Places for requests in flight.
+    places: Arc<Semaphore>,
+    pub drain: Drain,
+}
+
+impl App {
+    /// Puts the shared state together; nothing runs yet.
+    pub fn new(
+        config: Config,
+        link: EngineLink,
+        decisions: DecisionLog,
+        metrics: Metrics,
+        board: StatusBoard,
+    ) -> App {
+        App {
+            listen_ip: config.listen.ip(),
+            bodies: BodyBounds::new(config.body_bytes_max, config.body_timeout),
+            places: Arc::new(Semaphore::new(config.requests_max)),
+            drain: Drain::default(),
+            config,
+            link,
+            decisions,
+            metrics,
+            board,
+        }
+    }
+
+    /// What the lane of a request with these headers is decided from, as of now.
+    pub fn lane_inputs(&self, headers: &HeaderMap) -> LaneInputs {
+        // A lane whose name is not even text is an unknown one.
+        let asked = headers
+            .get("x-vitriol-lane")
+            .map(|lane| lane.to_str().unwrap_or("?"));
+        LaneInputs {
+            asked: AskedLane::parse(asked),
+            session: headers.contains_key("x-session-id"),
+            engine: self.link.state().view(),
+            draining: self.drain.begun.is_cancelled(),
+        }
+    }
+
+    /// Takes a place among the requests in flight.
+    ///
+    /// Errors: 429 when there is none.
+    pub fn take_place(&self) -> Result<OwnedSemaphorePermit, ApiError> {
+        Arc::clone(&self.places).try_acquire_owned().map_err(|_| {
+            let limit = self.config.requests_max;
+            let message = format!("{limit} requests are in flight; send this one again later");
+            ApiError::busy(message, RETRY_BUSY_S)
+        })
+    }
+
+    /// The error that goes with a refusal.
+    pub fn refusal(&self, cause: Cause) -> ApiError {
+        match cause {
+            Cause::LaneUnknown => ApiError::bad_header(
+                "'x-vitriol-lane' names a lane that this house does not have; it has 'local'",
+            ),
+            Cause::EngineRestarting => ApiError::unavailable(
+                "engine_restarting",
+                "the engine is restarting; send the request again",
+                RETRY_ENGINE_S,
+            ),
+            Cause::EngineFailed => {
+                let EngineState::Absent {
+                    failure: Some(detail),
+                    ..
+                } = self.link.state()
+                else {
+                    return loading();
+                };
+                let message = format!("the engine cannot serve: {detail}");
+                ApiError::unavailable("engine_failed", message, 10 * RETRY_ENGINE_S)
+            }
+            Cause::Draining => shutting_down(),
+            Cause::EngineLoading | Cause::LocalOnly | Cause::LocalAsked => loading(),
+        }
+    }
+}
+
+/// 503 while the engine reads its weights; the message is llama-server's, which clients wait for.
+pub fn loading() -> ApiError {
+    ApiError::unavailable("engine_loading", "Loading model", RETRY_ENGINE_S)
+}
+
+/// 503 once the house shuts down.
+pub fn shutting_down() -> ApiError {
+    let message = "the server is shutting down; send the request again later";
+    ApiError::unavailable("draining", message, RETRY_DRAINING_S)
+}
+
+/// A short question the engine did not answer.
+pub fn call_error(error: &CallError) -> ApiError {
+    match error {
+        CallError::NotReady { .. } => loading(),
+        CallError::Deadline { .. } => ApiError::engine_timeout(),
+        CallError::Invalid { message, .. } => ApiError::bad_value(message),
+        CallError::Failed { call, code } => {
+            ApiError::internal(format!("the engine failed to {call} ({code:?})"))
+        }
+    }
+}
+
+/// The client's X-Session-Id.
+///
+/// Errors: 400 when it is longer than 256 bytes or not visible ASCII.
+pub fn session_id(headers: &HeaderMap) -> Result<Option<&str>, ApiError> {
+    let Some(value) = headers.get("x-session-id") else {
+        return Ok(None);
+    };
+    match value.to_str() {
+        Ok("") => Ok(None),
+        Ok(id) if id.len() <= SESSION_BYTES_MAX => Ok(Some(id)),
+        _ => Err(ApiError::bad_header(format!(
+            "'x-session-id' must be at most {SESSION_BYTES_MAX} visible ASCII characters"
+        ))),
+    }
+}

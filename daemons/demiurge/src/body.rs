@@ -1,0 +1,232 @@
+//! Reading a request body within its bounds: bytes of this one, bytes of all together, time.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use axum::body::Body;
+use bytes::Bytes;
+use http::{HeaderMap, header};
+use http_body_util::BodyExt;
+use tokio::sync::{OwnedSemaphorePermit, Semaphore};
+
+use crate::api_error::ApiError;
+
+/// Memory of bodies is accounted in blocks of this many bytes.
+const BLOCK_BYTES: usize = 16 << 10;
+
+/// How many bodies of the largest size may be in memory at once.
+const BODIES_OF_FULL_SIZE: usize = 4;
+
+/// How much of a body that is too large is still read (and dropped), so that a client that writes
+/// before it reads gets to see the refusal.
+const DISCARD_BYTES_MAX: usize = 256 << 20;
+
+/// How long such reading may take.
+const DISCARD_TIME_MAX: Duration = Duration::from_secs(5);
+
+/// Bounds on request bodies, shared by all requests.
+#[derive(Clone)]
+pub struct BodyBounds {
+    bytes_max: usize,
+    timeout: Duration,
+    blocks: Arc<Semaphore>,
+}
+
+/// A body in memory, with its share of the budget.
+pub struct BoundedBody {
+    bytes: Vec<u8>,
+    share: BodyShare,
+}
+
+/// A share of the budget of all bodies; goes back when it is dropped.
+pub struct BodyShare {
+    _blocks: Option<OwnedSemaphorePermit>,
+}
+
+impl BoundedBody {
+    /// Frees the bytes and keeps the share, for what was made of them.
+    pub fn into_share(self) -> BodyShare {
+        self.share
+    }
+}
+
+impl AsRef<[u8]> for BoundedBody {
+    fn as_ref(&self) -> &[u8] {
+        &self.bytes
+    }
+}
+
+impl BodyBounds {
+    /// Bodies of `bytes_max` at most, each within `timeout`.
+    pub fn new(bytes_max: u64, timeout: Duration) -> BodyBounds {
+        let bytes_max = usize::try_from(bytes_max).unwrap_or(usize::MAX);
+        let blocks = bytes_max
+            .div_ceil(BLOCK_BYTES)
+            .saturating_mul(BODIES_OF_FULL_SIZE);
+        // One block for each small body in flight, whatever the largest size is.
+        let blocks = blocks.clamp(1024, Semaphore::MAX_PERMITS);
+        BodyBounds {
+            bytes_max,
+            timeout,
+            blocks: Arc::new(Semaphore::new(blocks)),
+        }
+    }
+
+    /// Reads a body.
+    ///
+    /// Errors: 413 when it is too large (by its Content-Length before a byte is read, else by
+    /// count), 408 when it is too slow, 429 when the bodies of all requests together fill the
+    /// budget, 400 when it breaks off.
+    pub async fn read(&self, headers: &HeaderMap, mut body: Body) -> Result<BoundedBody, ApiError> {
+        if content_length(headers).is_some_and(|length| length > self.bytes_max as u64) {
+            // Who asks first (Expect: 100-continue) gets the refusal instead of the go-ahead.
+            if !headers.contains_key(header::EXPECT) {
+                discard(body).await;
+            }
+            return Err(ApiError::too_large(self.bytes_max as u64));
+        }
+        let read = tokio::time::timeout(self.timeout, self.collect(&mut body)).await;
+        let error = match read {
+            Ok(Ok(bounded)) => return Ok(bounded),
+            Ok(Err(error)) => error,
+            Err(_) => return Err(ApiError::body_timeout(self.timeout.as_millis() as u64)),
+        };
+        discard(body).await;
+        Err(error)
+    }
+
+    async fn collect(&self, body: &mut Body) -> Result<BoundedBody, ApiError> {
+        let mut bytes = Vec::new();
+        let mut blocks: Option<OwnedSemaphorePermit> = None;
+        while let Some(frame) = body.frame().await {
+            let frame = frame.map_err(|_| ApiError::broken_body())?;
+            let Ok(data) = frame.into_data() else {
+                continue;
+            };
+            let length = bytes.len() + data.len();
+            if length > self.bytes_max {
+                return Err(ApiError::too_large(self.bytes_max as u64));
+            }
+            let held = blocks.as_ref().map_or(0, OwnedSemaphorePermit::num_permits);
+            let wanted = length.div_ceil(BLOCK_BYTES);
+            if wanted > held {
+                let more = u32::try_from(wanted - held).unwrap_or(u32::MAX);
+                let permit = Arc::clone(&self.blocks).try_acquire_many_owned(more).map_err(|_| {
+                    let message = "the bodies of requests in flight fill the memory set aside for \
+                                   them; send the request again later";
+                    ApiError::busy(message, 1)
+                })?;
+                match &mut blocks {
+                    Some(blocks) => blocks.merge(permit),
+                    None => blocks = Some(permit),
+                }
+            }
+            bytes.extend_from_slice(&data);
+        }
+        Ok(BoundedBody {
+            bytes,
+            share: BodyShare { _blocks: blocks },
+        })
+    }
+}
+
+fn content_length(headers: &HeaderMap) -> Option<u64> {
+    headers
+        .get(header::CONTENT_LENGTH)?
+        .to_str()
+        .ok()?
+        .parse()
+        .ok()
+}
+
+/// Reads on and drops what comes, within bounds.
+async fn discard(mut body: Body) {
+    let reading = async {
+        let mut bytes = 0;
+        while let Some(Ok(frame)) = body.frame().await {
+            bytes += frame.data_ref().map_or(0, Bytes::len);
+            if bytes > DISCARD_BYTES_MAX {
+                return;
+            }
+        }
+    };
+    // Past the time the connection is closed under the client, as it would be without reading on.
+    let _ = tokio::time::timeout(DISCARD_TIME_MAX, reading).await;
+}
+
+#[cfg(test)]
+mod tests {
+    use std::convert::Infallible;
+
+    use futures_util::stream;
+
+    use super::*;
+
+    const MIB: usize = 1 << 20;
+
+    fn bounds() -> BodyBounds {
+        BodyBounds::new(MIB as u64, Duration::from_secs(10))
+    }
+
+    fn chunks(count: usize, bytes: usize) -> Body {
+        let chunk = Bytes::from(vec![b'x'; bytes]);
+        Body::from_stream(stream::iter(
+            (0..count).map(move |_| Ok::<_, Infallible>(chunk.clone())),
+        ))
+    }
+
+    async fn read(bounds: &BodyBounds, body: Body) -> Result<usize, &'static str> {
+        let read = bounds.read(&HeaderMap::new(), body).await;
+        read.map(|body| body.as_ref().len())
+            .map_err(|error| error.label())
+    }
+
+    #[tokio::test]
+    async fn a_body_of_the_largest_size_is_read_and_a_byte_more_is_not() {
+        assert_eq!(read(&bounds(), chunks(16, MIB / 16)).await, Ok(MIB));
+        let over = Body::from(vec![b'x'; MIB + 1]);
+        assert_eq!(read(&bounds(), over).await, Err("request_too_large"));
+        assert_eq!(
+            read(&bounds(), chunks(17, MIB / 16)).await,
+            Err("request_too_large")
+        );
+    }
+
+    #[tokio::test]
+    async fn the_announced_length_is_looked_at_first() {
+        let mut headers = HeaderMap::new();
+        headers.insert(header::CONTENT_LENGTH, (MIB as u64 + 1).into());
+        headers.insert(
+            header::EXPECT,
+            http::HeaderValue::from_static("100-continue"),
+        );
+        let endless = Body::from_stream(stream::pending::<Result<Bytes, Infallible>>());
+        let refused = bounds().read(&headers, endless).await;
+        assert_eq!(
+            refused.err().map(|error| error.label()),
+            Some("request_too_large")
+        );
+    }
+
+    #[tokio::test]
+    async fn all_bodies_together_are_bounded_and_room_comes_back() {
+        let bounds = bounds();
+        let mut held = Vec::new();
+        let refused = loop {
+            match bounds.read(&HeaderMap::new(), chunks(16, MIB / 16)).await {
+                Ok(body) => held.push(body),
+                Err(error) => break error,
+            }
+            assert!(held.len() < 100, "nothing bounds them");
+        };
+        assert_eq!(refused.label(), "queue_full");
+        held.clear();
+        assert_eq!(read(&bounds, chunks(16, MIB / 16)).await, Ok(MIB));
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_body_that_never_comes_times_out() {
+        let endless = Body::from_stream(stream::pending::<Result<Bytes, Infallible>>());
+        assert_eq!(read(&bounds(), endless).await, Err("request_timeout"));
+    }
+}

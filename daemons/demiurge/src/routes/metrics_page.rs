@@ -1,0 +1,23 @@
+//! GET /metrics.
+
+use std::sync::Arc;
+
+use axum::body::Body;
+use axum::extract::State;
+use axum::response::Response;
+use http::{HeaderValue, header};
+
+use crate::app::App;
+use crate::open_metrics::{CONTENT_TYPE, page};
+
+/// Demiurge's metrics and the engine's, as far as it answers within the control deadline.
+pub async fn metrics(State(app): State<Arc<App>>) -> Response {
+    let (status, slots) = tokio::join!(app.link.status(), app.link.list_slots());
+    let engine = status.ok().map(|status| status.metrics);
+    let text = page(&app.board.metrics(), engine.as_deref(), slots.ok().as_ref());
+    let mut response = Response::new(Body::from(text));
+    response
+        .headers_mut()
+        .insert(header::CONTENT_TYPE, HeaderValue::from_static(CONTENT_TYPE));
+    response
+}

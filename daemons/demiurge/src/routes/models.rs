@@ -1,0 +1,95 @@
+//! GET /v1/models and /v1/models/{id}.
+
+use std::path::Path;
+use std::sync::Arc;
+
+use axum::extract::{Path as PathParam, State};
+use axum::response::Response;
+use http::StatusCode;
+use serde_json::{Value, json};
+use vitriol_proto::engine::v1::GetModelResponse;
+
+use crate::api_error::{ApiError, Dialect};
+use crate::app::{App, loading};
+
+use super::json;
+
+/// Whether a client's word for a model means this one: its alias, its file's name with or without
+/// the ending, or nothing at all.
+pub fn is_named(model: &GetModelResponse, asked: &str) -> bool {
+    let file = Path::new(&model.file);
+    asked.is_empty()
+        || asked == model.alias
+        || [file.file_name(), file.file_stem()].contains(&Some(asked.as_ref()))
+}
+
+/// GET /v1/models.
+pub async fn list(State(app): State<Arc<App>>) -> Response {
+    match app.link.state().model() {
+        None => loading().response(Dialect::OpenAi),
+        Some(model) => json(
+            StatusCode::OK,
+            &json!({
+                "object": "list",
+                "data": [entry(model)],
+                // Some clients read their catalogue from here, in a form of their own; an empty one
+                // makes them keep what they know instead of failing.
+                "models": [],
+            }),
+        ),
+    }
+}
+
+/// GET /v1/models/{id}.
+pub async fn one(State(app): State<Arc<App>>, PathParam(id): PathParam<String>) -> Response {
+    match app.link.state().model() {
+        None => loading().response(Dialect::OpenAi),
+        Some(model) if is_named(model, &id) => json(StatusCode::OK, &entry(model)),
+        Some(model) => ApiError::no_model(&id, &model.alias).response(Dialect::OpenAi),
+    }
+}
+
+fn entry(model: &GetModelResponse) -> Value {
+    json!({
+        "id": model.alias,
+        "object": "model",
+        "created": model.ready_at,
+        "owned_by": "vitriol",
+        "meta": {
+            "architecture": model.architecture,
+            "n_ctx_train": model.context_tokens_trained,
+            // What one request may use, which is what clients need to know.
+            "n_ctx": model.context_tokens,
+            "n_embd": model.d_model,
+            "n_layer": model.n_layers,
+            "n_vocab": model.vocab,
+            "n_params": model.parameters,
+            "size": model.file_bytes,
+        },
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn alias_file_and_stem_are_names_of_the_model() {
+        let model = GetModelResponse {
+            alias: "smol".into(),
+            file: "/models/SmolLM2-135M.Q4_1.gguf".into(),
+            ..GetModelResponse::default()
+        };
+        for name in ["", "smol", "SmolLM2-135M.Q4_1", "SmolLM2-135M.Q4_1.gguf"] {
+            assert!(is_named(&model, name), "{name}");
+        }
+        for name in [
+            "Smol",
+            "SmolLM2-135M",
+            "gpt-5",
+            "/models/SmolLM2-135M.Q4_1.gguf",
+        ] {
+            assert!(!is_named(&model, name), "{name}");
+        }
+    }
+}
