@@ -3,7 +3,10 @@
 use prost::Message;
 use std::{env, path::PathBuf};
 
-const FILES: [&str; 2] = ["vitriol/engine/v1/engine.proto", "vitriol/status/v1/status.proto"];
+const FILES: [&str; 2] = [
+    "vitriol/engine/v1/engine.proto",
+    "vitriol/status/v1/status.proto",
+];
 
 #[expect(clippy::disallowed_methods, reason = "a build script is its own main")]
 fn main() -> Result<(), Box<dyn std::error::Error>> {

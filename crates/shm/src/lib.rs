@@ -3,7 +3,10 @@
 //! [`MappedFile`] is a model file, read-only. [`Reservation`] is a fixed range of address space of
 //! which parts are committed and given back as the need changes; KV tensors and repacked weights
 //! live in one. Nothing outside this crate calls `mmap`.
-#![allow(unsafe_code, reason = "this crate owns the house's mappings: mmap is FFI")]
+#![allow(
+    unsafe_code,
+    reason = "this crate owns the house's mappings: mmap is FFI"
+)]
 
 mod mapped_file;
 mod reservation;

@@ -13,13 +13,20 @@ use std::{
 #[derive(Debug, thiserror::Error)]
 pub enum MapError {
     #[error("{}: cannot open", path.display())]
-    Open { path: PathBuf, source: std::io::Error },
+    Open {
+        path: PathBuf,
+        source: std::io::Error,
+    },
     #[error("{}: is not a regular file", path.display())]
     NotAFile { path: PathBuf },
     #[error("{}: is empty", path.display())]
     Empty { path: PathBuf },
     #[error("{}: cannot map {len} bytes", path.display())]
-    Map { path: PathBuf, len: u64, source: std::io::Error },
+    Map {
+        path: PathBuf,
+        len: u64,
+        source: std::io::Error,
+    },
 }
 
 /// A whole regular file, mapped read-only and private.
@@ -43,15 +50,21 @@ impl MappedFile {
     /// Maps `path`. Errors: the file is missing, unreadable, empty, not a regular file, or larger
     /// than the address space.
     pub fn open(path: &Path) -> Result<Self, MapError> {
-        let open = |source: Errno| MapError::Open { path: path.into(), source: source.into() };
+        let open = |source: Errno| MapError::Open {
+            path: path.into(),
+            source: source.into(),
+        };
         let file = fs::open(path, OFlags::RDONLY | OFlags::CLOEXEC, Mode::empty()).map_err(open)?;
         let stat = fs::fstat(&file).map_err(open)?;
         if FileType::from_raw_mode(stat.st_mode) != FileType::RegularFile {
             return Err(MapError::NotAFile { path: path.into() });
         }
         let bytes = u64::try_from(stat.st_size).unwrap_or(0);
-        let map_error =
-            |source: Errno| MapError::Map { path: path.into(), len: bytes, source: source.into() };
+        let map_error = |source: Errno| MapError::Map {
+            path: path.into(),
+            len: bytes,
+            source: source.into(),
+        };
         let len = usize::try_from(bytes).map_err(|_| map_error(Errno::OVERFLOW))?;
         if len == 0 {
             return Err(MapError::Empty { path: path.into() });
@@ -59,11 +72,22 @@ impl MappedFile {
         // SAFETY: a fresh private read-only mapping chosen by the kernel aliases no Rust object;
         // `file` is open and `len` > 0.
         let start = unsafe {
-            mm::mmap(std::ptr::null_mut(), len, ProtFlags::READ, MapFlags::PRIVATE, &file, 0)
+            mm::mmap(
+                std::ptr::null_mut(),
+                len,
+                ProtFlags::READ,
+                MapFlags::PRIVATE,
+                &file,
+                0,
+            )
         }
         .map_err(map_error)?;
         let start = NonNull::new(start).ok_or_else(|| map_error(Errno::NOMEM))?;
-        Ok(Self { path: path.into(), start, len })
+        Ok(Self {
+            path: path.into(),
+            start,
+            len,
+        })
     }
 
     pub fn path(&self) -> &Path {
@@ -119,10 +143,19 @@ mod tests {
     #[test]
     fn refuses_what_is_no_model_file() {
         let dir = tempfile::tempdir().unwrap();
-        assert!(matches!(MappedFile::open(dir.path()), Err(MapError::NotAFile { .. })));
+        assert!(matches!(
+            MappedFile::open(dir.path()),
+            Err(MapError::NotAFile { .. })
+        ));
         let missing = dir.path().join("missing.gguf");
-        assert!(matches!(MappedFile::open(&missing), Err(MapError::Open { .. })));
+        assert!(matches!(
+            MappedFile::open(&missing),
+            Err(MapError::Open { .. })
+        ));
         let empty = tempfile::NamedTempFile::new().unwrap();
-        assert!(matches!(MappedFile::open(empty.path()), Err(MapError::Empty { .. })));
+        assert!(matches!(
+            MappedFile::open(empty.path()),
+            Err(MapError::Empty { .. })
+        ));
     }
 }

@@ -9,11 +9,22 @@ use std::{ffi::c_void, ops::Range, ptr::NonNull};
 #[derive(Debug, thiserror::Error)]
 pub enum ReservationError {
     #[error("cannot reserve {bytes} bytes of address space")]
-    Reserve { bytes: usize, source: std::io::Error },
+    Reserve {
+        bytes: usize,
+        source: std::io::Error,
+    },
     #[error("cannot commit bytes {}..{} of a reservation of {bytes}", range.start, range.end)]
-    Commit { range: Range<usize>, bytes: usize, source: std::io::Error },
+    Commit {
+        range: Range<usize>,
+        bytes: usize,
+        source: std::io::Error,
+    },
     #[error("cannot give back bytes {}..{} of a reservation of {bytes}", range.start, range.end)]
-    Decommit { range: Range<usize>, bytes: usize, source: std::io::Error },
+    Decommit {
+        range: Range<usize>,
+        bytes: usize,
+        source: std::io::Error,
+    },
 }
 
 /// A fixed range of anonymous address space, aligned to [`EXTENT_BYTES`].
@@ -44,13 +55,17 @@ unsafe impl Sync for Reservation {}
 impl Reservation {
     /// Reserves at least `bytes` (rounded up to whole extents) without using memory.
     pub fn new(bytes: usize) -> Result<Self, ReservationError> {
-        let failed = |source: Errno| ReservationError::Reserve { bytes, source: source.into() };
+        let failed = |source: Errno| ReservationError::Reserve {
+            bytes,
+            source: source.into(),
+        };
         let len = bytes
             .max(1)
             .checked_next_multiple_of(EXTENT_BYTES)
             .ok_or_else(|| failed(Errno::OVERFLOW))?;
-        let mapping_len =
-            len.checked_add(EXTENT_BYTES).ok_or_else(|| failed(Errno::OVERFLOW))?;
+        let mapping_len = len
+            .checked_add(EXTENT_BYTES)
+            .ok_or_else(|| failed(Errno::OVERFLOW))?;
         // SAFETY: a fresh anonymous mapping chosen by the kernel aliases no Rust object.
         let mapping = unsafe {
             mm::mmap_anonymous(
@@ -65,7 +80,13 @@ impl Reservation {
         let skip = mapping.as_ptr().cast::<u8>().align_offset(EXTENT_BYTES);
         // SAFETY: `skip` < EXTENT_BYTES, which is how much longer the mapping is than `len`.
         let start = unsafe { mapping.cast::<u8>().add(skip) };
-        Ok(Self { mapping, mapping_len, start, len, committed: vec![false; len / EXTENT_BYTES] })
+        Ok(Self {
+            mapping,
+            mapping_len,
+            start,
+            len,
+            committed: vec![false; len / EXTENT_BYTES],
+        })
     }
 
     /// Reserved bytes, a multiple of [`EXTENT_BYTES`].
@@ -139,11 +160,17 @@ impl Reservation {
     }
 
     fn extent_ptr(&self, extent: usize) -> *mut c_void {
-        self.start.as_ptr().wrapping_add(extent * EXTENT_BYTES).cast()
+        self.start
+            .as_ptr()
+            .wrapping_add(extent * EXTENT_BYTES)
+            .cast()
     }
 
     fn extents_touched(&self, range: &Range<usize>) -> Range<usize> {
-        assert!(range.start <= range.end && range.end <= self.len, "{range:?} outside reservation");
+        assert!(
+            range.start <= range.end && range.end <= self.len,
+            "{range:?} outside reservation"
+        );
         if range.is_empty() {
             return 0..0;
         }
@@ -151,7 +178,10 @@ impl Reservation {
     }
 
     fn extents_inside(&self, range: &Range<usize>) -> Range<usize> {
-        assert!(range.start <= range.end && range.end <= self.len, "{range:?} outside reservation");
+        assert!(
+            range.start <= range.end && range.end <= self.len,
+            "{range:?} outside reservation"
+        );
         let first = range.start.div_ceil(EXTENT_BYTES);
         first..(range.end / EXTENT_BYTES).max(first)
     }
@@ -211,6 +241,9 @@ mod tests {
             Reservation::new(usize::MAX - 5),
             Err(ReservationError::Reserve { .. })
         ));
-        assert!(matches!(Reservation::new(1 << 60), Err(ReservationError::Reserve { .. })));
+        assert!(matches!(
+            Reservation::new(1 << 60),
+            Err(ReservationError::Reserve { .. })
+        ));
     }
 }

@@ -91,7 +91,10 @@ impl Answer {
             tokens_all: self.prompt_tokens as u32,
             tokens_cached: self.cached_tokens as u32,
         };
-        Told { kinds: vec![Kind::Prefill(prefill)], ..Told::default() }
+        Told {
+            kinds: vec![Kind::Prefill(prefill)],
+            ..Told::default()
+        }
     }
 
     fn token(&mut self, tokenizer: Option<&Tokenizer>, id: u32, at: Instant) -> Told {
@@ -99,7 +102,10 @@ impl Answer {
         self.first_token_at.get_or_insert(at);
         self.last_token_at = Some(at);
         let Some(tokenizer) = tokenizer else {
-            return Told { tokens_without_text: 1, ..Told::default() };
+            return Told {
+                tokens_without_text: 1,
+                ..Told::default()
+            };
         };
         let mut bytes = Vec::new();
         tokenizer.piece(id, &mut bytes, false);
@@ -108,10 +114,15 @@ impl Answer {
         let passed = self.stop.push(&text);
         let kinds = delta(passed.text, 1);
         let tokens_without_text = u64::from(kinds.is_empty());
-        let mut told = Told { kinds, tokens_without_text, ..Told::default() };
+        let mut told = Told {
+            kinds,
+            tokens_without_text,
+            ..Told::default()
+        };
         if let Some(index) = passed.stopped_by {
             let stopping_string = self.stop.stop(index).to_owned();
-            told.kinds.push(self.finished(FinishReason::Stop, stopping_string));
+            told.kinds
+                .push(self.finished(FinishReason::Stop, stopping_string));
             told.end_sequence = true;
             told.over = true;
         }
@@ -126,7 +137,11 @@ impl Answer {
             EndReason::OutOfMemory => {
                 let message = "the machine has no memory left for this answer; lower kv_bytes_max";
                 let refusal = Refusal::new(FailureKind::Internal, message);
-                return Told { kinds: vec![Kind::Failed(refusal.0)], over: true, ..Told::default() };
+                return Told {
+                    kinds: vec![Kind::Failed(refusal.0)],
+                    over: true,
+                    ..Told::default()
+                };
             }
         };
         let mut text = String::new();
@@ -142,7 +157,11 @@ impl Answer {
         }
         let mut kinds = delta(rest.text, 0);
         kinds.push(self.finished(reason, stopping_string));
-        Told { kinds, over: true, ..Told::default() }
+        Told {
+            kinds,
+            over: true,
+            ..Told::default()
+        }
     }
 
     fn finished(&self, reason: FinishReason, stopping_string: String) -> Kind {
@@ -157,7 +176,11 @@ impl Answer {
             prefill_ms: ms(times.prefill),
             decode_ms: ms(times.decode),
         };
-        Kind::Finished(Finished { reason: reason.into(), stopping_string, usage: Some(usage) })
+        Kind::Finished(Finished {
+            reason: reason.into(),
+            stopping_string,
+            usage: Some(usage),
+        })
     }
 }
 

@@ -58,7 +58,10 @@ pub enum EngineError {
         "kv_bytes_max of {kv_bytes_max} bytes holds no page of {PAGE_TOKENS} tokens of this model \
          ({page_bytes} bytes); raise it"
     )]
-    NoPage { kv_bytes_max: u64, page_bytes: usize },
+    NoPage {
+        kv_bytes_max: u64,
+        page_bytes: usize,
+    },
     #[error(transparent)]
     Start(#[from] StartError),
 }
@@ -76,7 +79,10 @@ impl Engine {
         let pages = KvStores::pages_in(&model, limits.kv_bytes_max);
         if pages == 0 {
             let page_bytes = model.kv_bytes_per_token() * PAGE_TOKENS;
-            return Err(EngineError::NoPage { kv_bytes_max: limits.kv_bytes_max, page_bytes });
+            return Err(EngineError::NoPage {
+                kv_bytes_max: limits.kv_bytes_max,
+                page_bytes,
+            });
         }
         let trained = model.hyper.context_tokens_trained;
         if limits.context_tokens == 0 {
@@ -97,7 +103,9 @@ impl Engine {
             );
             limits.context_tokens = pool_tokens;
         }
-        let eog = language.as_ref().map_or_else(Vec::new, |l| l.tokenizer.special().eog().to_vec());
+        let eog = language
+            .as_ref()
+            .map_or_else(Vec::new, |l| l.tokenizer.special().eog().to_vec());
         let step_limits = StepLimits {
             sequences_max: limits.sequences_max,
             queue_max: limits.queue_max,
@@ -107,8 +115,13 @@ impl Engine {
             },
             pages,
         };
-        let step =
-            StepThread::start(Arc::clone(&model), eog, step_limits, metrics.clone(), heartbeat)?;
+        let step = StepThread::start(
+            Arc::clone(&model),
+            eog,
+            step_limits,
+            metrics.clone(),
+            heartbeat,
+        )?;
         Ok(Self {
             model,
             language,

@@ -1,7 +1,7 @@
 //! The forward pass, in the paper's order: embed, every stage's layers, final norm, logits.
 
 use crate::{kv::PAGE_TOKENS, model::Model};
-use vitriol_kernels_cpu::{AttentionRun, KvPlace, KvShape, KvStore, KvError, RopeAngles};
+use vitriol_kernels_cpu::{AttentionRun, KvError, KvPlace, KvShape, KvStore, RopeAngles};
 
 /// KV of all stages; one page index names the same page in each.
 #[derive(Debug)]
@@ -28,7 +28,11 @@ impl KvStores {
                 })
             })
             .collect::<Result<Vec<_>, _>>()?;
-        Ok(Self { stages, committed: 0, pages })
+        Ok(Self {
+            stages,
+            committed: 0,
+            pages,
+        })
     }
 
     /// Pages that fit `kv_bytes` for this model: what a page holds in all layers, both sides.
@@ -86,10 +90,18 @@ impl<'a> Batch<'a> {
         for at in position..position + tokens.len() {
             self.positions.push(at as u32);
             let page = pages[at / PAGE_TOKENS];
-            self.places.push(KvPlace { page, row: (at % PAGE_TOKENS) as u32 });
+            self.places.push(KvPlace {
+                page,
+                row: (at % PAGE_TOKENS) as u32,
+            });
         }
         let position = position as u32;
-        self.runs.push(AttentionRun { first, n: tokens.len(), position, pages });
+        self.runs.push(AttentionRun {
+            first,
+            n: tokens.len(),
+            position,
+            pages,
+        });
     }
 
     /// The last row added gives logits.
@@ -194,7 +206,14 @@ pub fn forward<'a>(
     if n > 0 {
         act.normed.resize(n * d_model, 0.0);
         let eps = model.hyper.rms_eps;
-        device.rms_norm(&act.last, &model.output_norm, eps, n, d_model, &mut act.normed);
+        device.rms_norm(
+            &act.last,
+            &model.output_norm,
+            eps,
+            n,
+            d_model,
+            &mut act.normed,
+        );
         device.matmul(model.output_matrix(), &act.normed, n, &mut act.logits);
     }
     &act.logits

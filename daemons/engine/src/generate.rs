@@ -49,7 +49,12 @@ impl Engine {
             sink: EventSink { id, channel },
             submitted_at: Instant::now(),
         })?;
-        Ok(Generation { control, events, ready: Vec::new().into_iter(), over: false })
+        Ok(Generation {
+            control,
+            events,
+            ready: Vec::new().into_iter(),
+            over: false,
+        })
     }
 }
 

@@ -51,10 +51,18 @@ pub fn load(
     let gguf = Gguf::open(file)?;
     let device = Arc::new(Cpu::new(threads, isa)?);
     let language = read_language(&gguf)?;
-    let chat_template =
-        gguf.metadata().get_str("tokenizer.chat_template")?.unwrap_or_default().to_owned();
+    let chat_template = gguf
+        .metadata()
+        .get_str("tokenizer.chat_template")?
+        .unwrap_or_default()
+        .to_owned();
     let model = Arc::new(Model::load(&gguf, device, progress)?);
-    Ok(Loaded { model, language, file_bytes: gguf.file_bytes(), chat_template })
+    Ok(Loaded {
+        model,
+        language,
+        file_bytes: gguf.file_bytes(),
+        chat_template,
+    })
 }
 
 /// Tokenizer and template; `None`, with a warning, for a kind of tokenizer not supported yet.
@@ -68,10 +76,15 @@ fn read_language(gguf: &Gguf) -> Result<Option<Language>, LoadError> {
         }
     };
     let source = gguf.metadata().get_str("tokenizer.chat_template")?;
-    let template = ChatTemplate::compile(source, &tokenizer).map_err(|source| {
-        LoadError::Template { file: gguf.path().display().to_string(), source }
-    })?;
-    Ok(Some(Language { tokenizer, template }))
+    let template =
+        ChatTemplate::compile(source, &tokenizer).map_err(|source| LoadError::Template {
+            file: gguf.path().display().to_string(),
+            source,
+        })?;
+    Ok(Some(Language {
+        tokenizer,
+        template,
+    }))
 }
 
 /// Starts the step thread and proves with one real token that it computes.
@@ -88,7 +101,9 @@ pub fn start(
         sampling: Sampling::GREEDY,
         ignore_eog: true,
     };
-    let generation = engine.generate(test).map_err(|e| LoadError::SelfTest(e.to_string()))?;
+    let generation = engine
+        .generate(test)
+        .map_err(|e| LoadError::SelfTest(e.to_string()))?;
     match generation.finish() {
         (tokens, Some(_)) if tokens.len() == 1 => Ok(engine),
         (_, reason) => Err(LoadError::SelfTest(format!("{reason:?}"))),

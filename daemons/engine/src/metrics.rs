@@ -26,7 +26,9 @@ pub struct EngineMetrics {
 
 impl Default for EngineMetrics {
     fn default() -> Self {
-        let step_bounds = [0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0, 2.0, 5.0];
+        let step_bounds = [
+            0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0, 2.0, 5.0,
+        ];
         Self {
             steps: Counter::default(),
             step_seconds: Histogram::new(step_bounds),
@@ -51,21 +53,65 @@ impl EngineMetrics {
         to.register("steps", "Steps computed", self.steps.clone());
         to.register("step_seconds", "Time of a step", self.step_seconds.clone());
         let all = self.tokens_computed.clone();
-        to.register("tokens_computed", "Prompt and generated tokens computed", all);
-        to.register("tokens_generated", "Tokens sampled", self.tokens_generated.clone());
-        to.register("prompt_tokens", "Prompt tokens of requests taken", self.prompt_tokens.clone());
+        to.register(
+            "tokens_computed",
+            "Prompt and generated tokens computed",
+            all,
+        );
+        to.register(
+            "tokens_generated",
+            "Tokens sampled",
+            self.tokens_generated.clone(),
+        );
+        to.register(
+            "prompt_tokens",
+            "Prompt tokens of requests taken",
+            self.prompt_tokens.clone(),
+        );
         let cached = self.prompt_tokens_cached.clone();
-        to.register("prompt_tokens_cached", "Prompt tokens whose KV was reused", cached);
+        to.register(
+            "prompt_tokens_cached",
+            "Prompt tokens whose KV was reused",
+            cached,
+        );
         let prefill = self.prefill_seconds.clone();
-        to.register("prefill_seconds", "Time from start to first token, summed over requests", prefill);
+        to.register(
+            "prefill_seconds",
+            "Time from start to first token, summed over requests",
+            prefill,
+        );
         let decode = self.decode_seconds.clone();
-        to.register("decode_seconds", "Time from first to last token, summed over requests", decode);
-        to.register("sequences_running", "Sequences with a slot", self.sequences_running.clone());
-        to.register("sequences_waiting", "Requests waiting for a slot", self.sequences_waiting.clone());
-        to.register("kv_pages_held", "KV pages held by sequences", self.pages_held.clone());
-        to.register("kv_pages_cached", "KV pages kept for reuse", self.pages_cached.clone());
+        to.register(
+            "decode_seconds",
+            "Time from first to last token, summed over requests",
+            decode,
+        );
+        to.register(
+            "sequences_running",
+            "Sequences with a slot",
+            self.sequences_running.clone(),
+        );
+        to.register(
+            "sequences_waiting",
+            "Requests waiting for a slot",
+            self.sequences_waiting.clone(),
+        );
+        to.register(
+            "kv_pages_held",
+            "KV pages held by sequences",
+            self.pages_held.clone(),
+        );
+        to.register(
+            "kv_pages_cached",
+            "KV pages kept for reuse",
+            self.pages_cached.clone(),
+        );
         to.register("kv_pages", "KV pages in all", self.pages_all.clone());
-        to.register("kv_committed_bytes", "Memory the KV pool has taken", self.kv_committed.clone());
+        to.register(
+            "kv_committed_bytes",
+            "Memory the KV pool has taken",
+            self.kv_committed.clone(),
+        );
     }
 
     /// A step computed `tokens` tokens and sampled `answers`.

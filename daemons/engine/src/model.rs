@@ -27,20 +27,41 @@ pub enum ModelError {
     #[error("{}: {what}", file.display())]
     Unsupported { file: PathBuf, what: String },
     #[error("{}: key {key}: {problem}", file.display())]
-    Value { file: PathBuf, key: String, problem: String },
+    Value {
+        file: PathBuf,
+        key: String,
+        problem: String,
+    },
     #[error("{}: tensor {tensor} is missing", file.display())]
     MissingTensor { file: PathBuf, tensor: String },
     #[error("{}: tensor {tensor}: has shape {found:?}, expected {expected:?}", file.display())]
-    Shape { file: PathBuf, tensor: String, found: Vec<u64>, expected: Vec<u64> },
+    Shape {
+        file: PathBuf,
+        tensor: String,
+        found: Vec<u64>,
+        expected: Vec<u64>,
+    },
     #[error(
         "{}: tensor {tensor}: weights of type {tensor_type} are not supported yet; \
          this release computes f32, f16, bf16, q8_0 and q4_1", file.display()
     )]
-    TensorType { file: PathBuf, tensor: String, tensor_type: &'static str },
+    TensorType {
+        file: PathBuf,
+        tensor: String,
+        tensor_type: &'static str,
+    },
     #[error("{}: tensor {tensor}", file.display())]
-    Pack { file: PathBuf, tensor: String, source: PackError },
+    Pack {
+        file: PathBuf,
+        tensor: String,
+        source: PackError,
+    },
     #[error("{}: {count} tensors are not used by architecture llama, the first is {first}", file.display())]
-    UnusedTensors { file: PathBuf, count: usize, first: String },
+    UnusedTensors {
+        file: PathBuf,
+        count: usize,
+        first: String,
+    },
 }
 
 /// A contiguous range of layers on one device with its own weights (its KV is in
@@ -119,7 +140,11 @@ impl Model {
 
     /// Bytes of all weights as they lie in memory.
     pub fn weights_bytes(&self) -> usize {
-        let layers = self.stages.iter().flat_map(|s| &s.layers).map(LlamaLayer::bytes);
+        let layers = self
+            .stages
+            .iter()
+            .flat_map(|s| &s.layers)
+            .map(LlamaLayer::bytes);
         self.token_embd.bytes()
             + self.output.as_ref().map_or(0, PanelMatrix::bytes)
             + self.output_norm.len() * 4

@@ -28,7 +28,10 @@ pub struct Refusal(pub Failed);
 
 impl Refusal {
     pub fn new(kind: FailureKind, message: impl Into<String>) -> Self {
-        let mut failed = Failed { message: message.into(), ..Failed::default() };
+        let mut failed = Failed {
+            message: message.into(),
+            ..Failed::default()
+        };
         failed.set_kind(kind);
         Self(failed)
     }
@@ -42,7 +45,10 @@ impl Refusal {
 /// request thread.
 pub fn prepare(engine: &Engine, submit: &Submit) -> Result<Prepared, Refusal> {
     if engine.is_draining() {
-        return Err(Refusal::new(FailureKind::Draining, "the engine is shutting down"));
+        return Err(Refusal::new(
+            FailureKind::Draining,
+            "the engine is shutting down",
+        ));
     }
     let sampling = sampling(submit.sampling.unwrap_or_default())?;
     check_stops(&submit.stop)?;
@@ -87,7 +93,9 @@ fn overflow(prompt_tokens: usize, context: usize) -> Refusal {
 
 fn tokens(engine: &Engine, submit: &Submit) -> Result<Vec<u32>, Refusal> {
     let no_tokenizer = || {
-        Refusal::invalid("this model's tokenizer is not supported yet; send the prompt as token ids")
+        Refusal::invalid(
+            "this model's tokenizer is not supported yet; send the prompt as token ids",
+        )
     };
     let language = || engine.language.as_ref().ok_or_else(no_tokenizer);
     match &submit.prompt {
@@ -103,10 +111,17 @@ fn tokens(engine: &Engine, submit: &Submit) -> Result<Vec<u32>, Refusal> {
         }
         Some(Prompt::Text(text)) => Ok(language()?.tokenizer.encode(
             text.text.as_bytes(),
-            EncodeOptions { add_special: text.add_special, parse_special: text.parse_special },
+            EncodeOptions {
+                add_special: text.add_special,
+                parse_special: text.parse_special,
+            },
         )),
         Some(Prompt::Chat(chat)) => {
-            let ChatPrompt { messages_json, tools_json, template_kwargs_json } = chat;
+            let ChatPrompt {
+                messages_json,
+                tools_json,
+                template_kwargs_json,
+            } = chat;
             let language = language()?;
             let rendered = language
                 .template
@@ -141,10 +156,17 @@ fn sampling(wire: WireSampling) -> Result<Sampling, Refusal> {
 
 fn check_stops(stops: &[String]) -> Result<(), Refusal> {
     if stops.len() > STOPS_MAX {
-        return Err(Refusal::invalid(format!("at most {STOPS_MAX} stop strings")));
+        return Err(Refusal::invalid(format!(
+            "at most {STOPS_MAX} stop strings"
+        )));
     }
-    if stops.iter().any(|s| s.is_empty() || s.len() > STOP_BYTES_MAX) {
-        return Err(Refusal::invalid(format!("a stop string has 1 to {STOP_BYTES_MAX} bytes")));
+    if stops
+        .iter()
+        .any(|s| s.is_empty() || s.len() > STOP_BYTES_MAX)
+    {
+        return Err(Refusal::invalid(format!(
+            "a stop string has 1 to {STOP_BYTES_MAX} bytes"
+        )));
     }
     Ok(())
 }

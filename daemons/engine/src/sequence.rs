@@ -80,12 +80,20 @@ pub struct SequenceEvent {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum EventKind {
     /// It has a slot and pages; `tokens_cached` of its prompt need no computing.
-    Started { tokens_cached: usize },
+    Started {
+        tokens_cached: usize,
+    },
     /// KV of so many prompt tokens stands.
-    Prefilled { tokens_done: usize },
-    Token { id: u32 },
+    Prefilled {
+        tokens_done: usize,
+    },
+    Token {
+        id: u32,
+    },
     /// The last event of a sequence.
-    Ended { reason: EndReason },
+    Ended {
+        reason: EndReason,
+    },
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

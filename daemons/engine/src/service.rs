@@ -46,9 +46,18 @@ pub struct Serving {
 impl Serving {
     /// `file`: the model file, its size and the template it carries.
     pub fn new(engine: Arc<Engine>, file: PathBuf, file_bytes: u64, chat_template: String) -> Self {
-        let ready_at = SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |d| d.as_secs());
+        let ready_at = SystemTime::now()
+            .duration_since(UNIX_EPOCH)
+            .map_or(0, |d| d.as_secs());
         let tokenising = Arc::new(Semaphore::new(engine.model.device.threads().max(2)));
-        Self { engine, tokenising, file, file_bytes, chat_template, ready_at }
+        Self {
+            engine,
+            tokenising,
+            file,
+            file_bytes,
+            chat_template,
+            ready_at,
+        }
     }
 
     pub fn engine(&self) -> Arc<Engine> {
@@ -69,7 +78,9 @@ impl EngineService {
     }
 
     fn serving(&self) -> Result<&Serving, Status> {
-        self.serving.get().ok_or_else(|| Status::unavailable("loading the model"))
+        self.serving
+            .get()
+            .ok_or_else(|| Status::unavailable("loading the model"))
     }
 }
 
@@ -85,7 +96,12 @@ impl engine_server::Engine for EngineService {
         let serving = self.serving()?;
         let engine = Arc::clone(&serving.engine);
         let tokenising = Arc::clone(&serving.tokenising);
-        tokio::spawn(session::run(engine, tokenising, requests.into_inner(), replies));
+        tokio::spawn(session::run(
+            engine,
+            tokenising,
+            requests.into_inner(),
+            replies,
+        ));
         Ok(Response::new(ReceiverStream::new(stream)))
     }
 
@@ -125,7 +141,11 @@ impl engine_server::Engine for EngineService {
         let snapshot = engine.step.snapshot();
         let context = engine.limits.context_tokens as u32;
         let mut slots: Vec<Slot> = (0..snapshot.sequences_max as u32)
-            .map(|id| Slot { id, context_tokens: context, ..Slot::default() })
+            .map(|id| Slot {
+                id,
+                context_tokens: context,
+                ..Slot::default()
+            })
             .collect();
         for busy in &snapshot.slots {
             if let Some(slot) = slots.get_mut(busy.slot as usize) {
@@ -153,15 +173,31 @@ impl engine_server::Engine for EngineService {
         let _turn = turn.map_err(|_| Status::unavailable("the engine is shutting down"))?;
         let engine = Arc::clone(&serving.engine);
         let work = tokio::task::spawn_blocking(move || {
-            let Some(language) = &engine.language else { return TokenizeResponse::default() };
-            let TokenizeRequest { text, add_special, parse_special, with_pieces } = request;
-            let options = EncodeOptions { add_special, parse_special };
+            let Some(language) = &engine.language else {
+                return TokenizeResponse::default();
+            };
+            let TokenizeRequest {
+                text,
+                add_special,
+                parse_special,
+                with_pieces,
+            } = request;
+            let options = EncodeOptions {
+                add_special,
+                parse_special,
+            };
             let ids = language.tokenizer.encode(text.as_bytes(), options);
             let piece = |&id: &u32| language.tokenizer.decode(&[id], true);
-            let pieces = if with_pieces { ids.iter().map(piece).collect() } else { Vec::new() };
+            let pieces = if with_pieces {
+                ids.iter().map(piece).collect()
+            } else {
+                Vec::new()
+            };
             TokenizeResponse { ids, pieces }
         });
-        let response = work.await.map_err(|_| Status::internal("tokenising failed"))?;
+        let response = work
+            .await
+            .map_err(|_| Status::internal("tokenising failed"))?;
         Ok(Response::new(response))
     }
 

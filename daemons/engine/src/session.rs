@@ -33,7 +33,10 @@ pub async fn run(
 ) {
     let (events_in, mut events) = mpsc::channel(STEPS_IN_FLIGHT);
     let (prepared_in, mut prepared) = mpsc::channel(STEPS_IN_FLIGHT);
-    let sink = EventSink { id: engine.next_sequence(), channel: events_in };
+    let sink = EventSink {
+        id: engine.next_sequence(),
+        channel: events_in,
+    };
     let mut session = Session {
         engine,
         sink,
@@ -136,21 +139,33 @@ impl Session {
         let tokenising = Arc::clone(&self.tokenising);
         let done = self.prepared.clone();
         tokio::spawn(async move {
-            let Ok(_turn) = tokenising.acquire_owned().await else { return };
+            let Ok(_turn) = tokenising.acquire_owned().await else {
+                return;
+            };
             let work = tokio::task::spawn_blocking(move || prepare(&engine, &submit));
             let prepared = work.await.unwrap_or_else(|panic| {
                 tracing::error!(%panic, "preparing a request failed");
-                Err(Refusal::new(FailureKind::Internal, "preparing the request failed"))
+                Err(Refusal::new(
+                    FailureKind::Internal,
+                    "preparing the request failed",
+                ))
             });
             // A session that has ended meanwhile wants no answer.
-            let _ = done.send(ReadyRequest { request_id, prepared }).await;
+            let _ = done
+                .send(ReadyRequest {
+                    request_id,
+                    prepared,
+                })
+                .await;
         });
     }
 
     /// Hands a prepared request to the step thread.
     fn start(&mut self, ready: ReadyRequest) {
         let request_id = ready.request_id;
-        let Some(live) = self.live.get_mut(&request_id) else { return };
+        let Some(live) = self.live.get_mut(&request_id) else {
+            return;
+        };
         let prepared = match ready.prepared {
             Ok(prepared) => prepared,
             Err(refusal) => {
@@ -160,7 +175,10 @@ impl Session {
         };
         let id = SequenceId(self.engine.next_sequence());
         let prompt_tokens = prepared.prompt.len();
-        let cache_salt = match (self.engine.limits.share_prefixes, live.session_id.is_empty()) {
+        let cache_salt = match (
+            self.engine.limits.share_prefixes,
+            live.session_id.is_empty(),
+        ) {
             (true, _) => Vec::new(),
             (false, true) => id.0.to_le_bytes().to_vec(),
             (false, false) => live.session_id.as_bytes().to_vec(),
@@ -188,8 +206,16 @@ impl Session {
         }
         live.answer = Some(Answer::new(prepared.stop, prompt_tokens, live.submitted_at));
         self.by_sequence.insert(id, request_id);
-        self.engine.metrics.prompt_tokens.inc_by(prompt_tokens as u64);
-        self.push(request_id, Kind::Accepted(Accepted { prompt_tokens: prompt_tokens as u32 }));
+        self.engine
+            .metrics
+            .prompt_tokens
+            .inc_by(prompt_tokens as u64);
+        self.push(
+            request_id,
+            Kind::Accepted(Accepted {
+                prompt_tokens: prompt_tokens as u32,
+            }),
+        );
     }
 
     /// Turns a step's events into events of the requests.
@@ -197,12 +223,21 @@ impl Session {
         let tokenizer = self.engine.language.as_ref().map(|l| &l.tokenizer);
         for event in step {
             // Events of a sequence that a stop string ended are no longer wanted.
-            let Some(&request_id) = self.by_sequence.get(&event.sequence) else { continue };
-            let Some(live) = self.live.get_mut(&request_id) else { continue };
-            let Some(answer) = &mut live.answer else { continue };
+            let Some(&request_id) = self.by_sequence.get(&event.sequence) else {
+                continue;
+            };
+            let Some(live) = self.live.get_mut(&request_id) else {
+                continue;
+            };
+            let Some(answer) = &mut live.answer else {
+                continue;
+            };
             let told = answer.tell(tokenizer, event.kind, event.at);
             let kinds = told.kinds.into_iter();
-            self.outgoing.extend(kinds.map(|kind| Event { request_id, kind: Some(kind) }));
+            self.outgoing.extend(kinds.map(|kind| Event {
+                request_id,
+                kind: Some(kind),
+            }));
             if told.tokens_without_text > 0 {
                 live.control.take(told.tokens_without_text);
                 self.engine.step.wake();
@@ -213,8 +248,14 @@ impl Session {
             }
             if told.over {
                 let times = answer.times();
-                self.engine.metrics.prefill_seconds.inc_by(times.prefill.as_secs_f64());
-                self.engine.metrics.decode_seconds.inc_by(times.decode.as_secs_f64());
+                self.engine
+                    .metrics
+                    .prefill_seconds
+                    .inc_by(times.prefill.as_secs_f64());
+                self.engine
+                    .metrics
+                    .decode_seconds
+                    .inc_by(times.decode.as_secs_f64());
                 self.live.remove(&request_id);
                 self.by_sequence.remove(&event.sequence);
             }
@@ -222,12 +263,18 @@ impl Session {
     }
 
     fn push(&mut self, request_id: u64, kind: Kind) {
-        self.outgoing.push(Event { request_id, kind: Some(kind) });
+        self.outgoing.push(Event {
+            request_id,
+            kind: Some(kind),
+        });
     }
 
     fn message(&mut self) -> StepEvents {
         self.steps += 1;
-        StepEvents { step: self.steps, events: std::mem::take(&mut self.outgoing) }
+        StepEvents {
+            step: self.steps,
+            events: std::mem::take(&mut self.outgoing),
+        }
     }
 }
 
@@ -241,8 +288,10 @@ impl Drop for Session {
 }
 
 fn busy(waiting: usize) -> Refusal {
-    let mut refusal =
-        Refusal::new(FailureKind::Busy, format!("{waiting} requests wait already; try again later"));
+    let mut refusal = Refusal::new(
+        FailureKind::Busy,
+        format!("{waiting} requests wait already; try again later"),
+    );
     refusal.0.retry_after_ms = RETRY_AFTER_MS;
     refusal
 }

@@ -100,36 +100,46 @@ impl StepThread {
             snapshot: SnapshotCell::new(limits.sequences_max, limits.pages),
         });
         let for_loop = Arc::clone(&shared);
-        let thread = thread::Builder::new().name("step".to_owned()).spawn(move || {
-            let pool = PagePool::new(limits.pages as u32);
-            let step_loop = StepLoop {
-                act: Activations::new(&model),
-                model,
-                kv,
-                eog,
-                limits,
-                metrics,
-                heartbeat,
-                shared: for_loop,
-                submitted,
-                pool,
-                waiting: VecDeque::new(),
-                running: Vec::new(),
-                outbox: Outbox::default(),
-                sampler: Sampler::default(),
-                turn: 0,
-            };
-            step_loop.run();
-        })?;
-        Ok(Self { shared, inbox, wake: thread.thread().clone(), thread: Some(thread) })
+        let thread = thread::Builder::new()
+            .name("step".to_owned())
+            .spawn(move || {
+                let pool = PagePool::new(limits.pages as u32);
+                let step_loop = StepLoop {
+                    act: Activations::new(&model),
+                    model,
+                    kv,
+                    eog,
+                    limits,
+                    metrics,
+                    heartbeat,
+                    shared: for_loop,
+                    submitted,
+                    pool,
+                    waiting: VecDeque::new(),
+                    running: Vec::new(),
+                    outbox: Outbox::default(),
+                    sampler: Sampler::default(),
+                    turn: 0,
+                };
+                step_loop.run();
+            })?;
+        Ok(Self {
+            shared,
+            inbox,
+            wake: thread.thread().clone(),
+            thread: Some(thread),
+        })
     }
 
     /// Hands over a sequence. Errors: as many wait as may; the thread has stopped. The sequence is
     /// dropped then, without an event.
     pub fn submit(&self, sequence: NewSequence) -> Result<(), SubmitError> {
-        let counted = self.shared.waiting.fetch_update(Ordering::AcqRel, Ordering::Acquire, |n| {
-            (n < self.shared.queue_max).then_some(n + 1)
-        });
+        let counted = self
+            .shared
+            .waiting
+            .fetch_update(Ordering::AcqRel, Ordering::Acquire, |n| {
+                (n < self.shared.queue_max).then_some(n + 1)
+            });
         if let Err(waiting) = counted {
             return Err(SubmitError::Busy { waiting });
         }
@@ -137,7 +147,9 @@ impl StepThread {
         self.inbox.try_send(sequence).map_err(|refused| {
             self.shared.waiting.fetch_sub(1, Ordering::AcqRel);
             match refused {
-                TrySendError::Full(_) => SubmitError::Busy { waiting: self.shared.queue_max },
+                TrySendError::Full(_) => SubmitError::Busy {
+                    waiting: self.shared.queue_max,
+                },
                 TrySendError::Disconnected(_) => SubmitError::Stopped,
             }
         })?;
@@ -198,7 +210,10 @@ struct StepLoop {
 
 impl StepLoop {
     fn run(mut self) {
-        let idle = self.heartbeat.idle_max().map_or(IDLE_ROUND, |max| max.min(IDLE_ROUND));
+        let idle = self
+            .heartbeat
+            .idle_max()
+            .map_or(IDLE_ROUND, |max| max.min(IDLE_ROUND));
         while !self.shared.stop.load(Ordering::Acquire) {
             self.waiting.extend(self.submitted.try_iter());
             self.drop_cancelled();
@@ -208,7 +223,11 @@ impl StepLoop {
             self.publish();
             self.heartbeat.beat();
             if !worked {
-                thread::park_timeout(if self.outbox.is_empty() { idle } else { SINK_RETRY });
+                thread::park_timeout(if self.outbox.is_empty() {
+                    idle
+                } else {
+                    SINK_RETRY
+                });
             }
         }
     }
@@ -221,15 +240,27 @@ impl StepLoop {
         self.waiting.retain(|new| {
             let gone = gone(new);
             if gone {
-                outbox.push(new, EventKind::Ended { reason: EndReason::Cancelled });
+                outbox.push(
+                    new,
+                    EventKind::Ended {
+                        reason: EndReason::Cancelled,
+                    },
+                );
             }
             !gone
         });
-        self.shared.waiting.fetch_sub(before - self.waiting.len(), Ordering::AcqRel);
+        self.shared
+            .waiting
+            .fetch_sub(before - self.waiting.len(), Ordering::AcqRel);
         self.running.retain(|running| {
             let gone = gone(&running.new);
             if gone {
-                outbox.push(&running.new, EventKind::Ended { reason: EndReason::Cancelled });
+                outbox.push(
+                    &running.new,
+                    EventKind::Ended {
+                        reason: EndReason::Cancelled,
+                    },
+                );
             }
             !gone
         });
@@ -238,7 +269,9 @@ impl StepLoop {
     /// Starts waiting sequences, oldest first, while slots and pages last.
     fn admit(&mut self) {
         while self.running.len() < self.limits.sequences_max {
-            let Some(next) = self.waiting.front() else { return };
+            let Some(next) = self.waiting.front() else {
+                return;
+            };
             let keys = BlockKeys::new(&self.model.identity, &next.cache_salt);
             let tokens_max = next.prompt.len() + next.tokens_max;
             let demand = BlockTable::demand(&self.pool, &keys, &next.prompt, tokens_max);
@@ -246,14 +279,20 @@ impl StepLoop {
             if !decide_admission(demand, self.pool.available(), promised) {
                 return;
             }
-            let Some(next) = self.waiting.pop_front() else { return };
+            let Some(next) = self.waiting.pop_front() else {
+                return;
+            };
             self.shared.waiting.fetch_sub(1, Ordering::AcqRel);
             let (table, tokens_cached) =
                 BlockTable::with_cached_prefix(&self.pool, keys, &next.prompt);
-            self.metrics.prompt_tokens_cached.inc_by(tokens_cached as u64);
-            self.outbox.push(&next, EventKind::Started { tokens_cached });
+            self.metrics
+                .prompt_tokens_cached
+                .inc_by(tokens_cached as u64);
+            self.outbox
+                .push(&next, EventKind::Started { tokens_cached });
             let slot = free_slot(&self.running);
-            self.running.push(Running::new(next, slot, table, tokens_cached));
+            self.running
+                .push(Running::new(next, slot, table, tokens_cached));
         }
     }
 
@@ -288,7 +327,8 @@ impl StepLoop {
             running.advance(share.tokens);
             if running.computed < running.tokens.len() {
                 let tokens_done = running.computed;
-                self.outbox.push(&running.new, EventKind::Prefilled { tokens_done });
+                self.outbox
+                    .push(&running.new, EventKind::Prefilled { tokens_done });
                 continue;
             }
             let Some(row) = rows.next() else { continue };
@@ -301,7 +341,8 @@ impl StepLoop {
             }
         }
         self.running.retain(|r| r.ended.is_none());
-        self.metrics.observe_step(started.elapsed(), tokens, answers);
+        self.metrics
+            .observe_step(started.elapsed(), tokens, answers);
         true
     }
 
@@ -329,12 +370,20 @@ impl StepLoop {
     fn publish(&mut self) {
         let usage = self.pool.usage();
         self.metrics.observe_pool(usage, self.kv.bytes_committed());
-        self.metrics.sequences_running.set(self.running.len() as i64);
-        self.metrics.sequences_waiting.set(self.shared.waiting.load(Ordering::Acquire) as i64);
-        self.shared.snapshot.write(usage, self.running.iter().map(Running::snapshot));
+        self.metrics
+            .sequences_running
+            .set(self.running.len() as i64);
+        self.metrics
+            .sequences_waiting
+            .set(self.shared.waiting.load(Ordering::Acquire) as i64);
+        self.shared
+            .snapshot
+            .write(usage, self.running.iter().map(Running::snapshot));
     }
 }
 
 fn free_slot(running: &[Running]) -> u32 {
-    (0..).find(|slot| running.iter().all(|r| r.slot != *slot)).unwrap_or(u32::MAX)
+    (0..)
+        .find(|slot| running.iter().all(|r| r.slot != *slot))
+        .unwrap_or(u32::MAX)
 }

@@ -43,7 +43,11 @@ pub(super) async fn keep(link: &EngineLink, stop: CancellationToken) {
         match attempt {
             Attempt::Stood(why) => {
                 tries = 0;
-                tracing::warn!(why, requests_lost = lost, "engine session ended");
+                if stop.is_cancelled() {
+                    tracing::info!(why, requests_lost = lost, "engine session ended");
+                } else {
+                    tracing::warn!(why, requests_lost = lost, "engine session ended");
+                }
                 become_absent(link, None);
             }
             Attempt::Refused(error) => {

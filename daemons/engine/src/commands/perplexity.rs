@@ -51,17 +51,30 @@ pub fn run(args: PerplexityArgs, environment: &Environment) -> Result<(), Failur
 
 fn measure(args: &PerplexityArgs, environment: &Environment) -> anyhow::Result<()> {
     let isa = Isa::parse(environment.isa.as_deref().unwrap_or("auto"))?;
-    let loaded = load(&args.model, threads(args.threads), isa, &mut |_: LoadProgress| {})?;
+    let loaded = load(
+        &args.model,
+        threads(args.threads),
+        isa,
+        &mut |_: LoadProgress| {},
+    )?;
     let text = std::fs::read(&args.text).with_context(|| args.text.display().to_string())?;
     let chunks = chunks(&loaded, &text, args.context as usize)?;
-    let most = if args.chunks == 0 { chunks.len() } else { args.chunks };
+    let most = if args.chunks == 0 {
+        chunks.len()
+    } else {
+        args.chunks
+    };
     let began = Instant::now();
     let mut score = Score::default();
     for chunk in chunks.iter().take(most) {
         score_chunk(&loaded.model, chunk, &mut score)?;
         let (ppl, n) = (score.perplexity(), score.chunks);
         let took = began.elapsed().as_secs_f64();
-        writeln!(std::io::stderr(), "chunk {n} of {}: {ppl:.4} ({took:.1} s)", chunks.len().min(most))?;
+        writeln!(
+            std::io::stderr(),
+            "chunk {n} of {}: {ppl:.4} ({took:.1} s)",
+            chunks.len().min(most)
+        )?;
     }
     writeln!(
         std::io::stdout(),
@@ -80,7 +93,10 @@ pub fn chunks(loaded: &Loaded, text: &[u8], context: usize) -> anyhow::Result<Ve
         bail!("the model's tokenizer is not supported yet");
     };
     let text = text.strip_suffix(b"\n").unwrap_or(text);
-    let options = EncodeOptions { add_special: true, parse_special: false };
+    let options = EncodeOptions {
+        add_special: true,
+        parse_special: false,
+    };
     let ids = language.tokenizer.encode(text, options);
     let special = language.tokenizer.special();
     let bos = special.bos.filter(|_| special.add_bos);
@@ -89,7 +105,10 @@ pub fn chunks(loaded: &Loaded, text: &[u8], context: usize) -> anyhow::Result<Ve
         chunks.iter_mut().for_each(|chunk| chunk[0] = bos);
     }
     if chunks.is_empty() {
-        bail!("the text has {} tokens, fewer than one chunk of {context}", ids.len());
+        bail!(
+            "the text has {} tokens, fewer than one chunk of {context}",
+            ids.len()
+        );
     }
     Ok(chunks)
 }

@@ -46,16 +46,29 @@ pub fn run(args: RunArgs, environment: &Environment) -> Result<(), Failure> {
 
 fn complete(args: RunArgs, environment: &Environment) -> anyhow::Result<()> {
     let isa = Isa::parse(environment.isa.as_deref().unwrap_or("auto"))?;
-    let loaded = load(&args.model, threads(args.threads), isa, &mut |_: LoadProgress| {})?;
+    let loaded = load(
+        &args.model,
+        threads(args.threads),
+        isa,
+        &mut |_: LoadProgress| {},
+    )?;
     let Some(language) = &loaded.language else {
-        bail!("{}: its tokenizer is not supported yet", args.model.display());
+        bail!(
+            "{}: its tokenizer is not supported yet",
+            args.model.display()
+        );
     };
     let prompt = if args.chat {
         let messages = serde_json::json!([{"role": "user", "content": args.prompt}]);
-        let rendered = language.template.render(messages.to_string().as_bytes(), b"", b"", true)?;
+        let rendered = language
+            .template
+            .render(messages.to_string().as_bytes(), b"", b"", true)?;
         rendered.encode(&language.tokenizer)
     } else {
-        let options = EncodeOptions { add_special: true, parse_special: false };
+        let options = EncodeOptions {
+            add_special: true,
+            parse_special: false,
+        };
         language.tokenizer.encode(args.prompt.as_bytes(), options)
     };
     if prompt.is_empty() {
@@ -63,7 +76,10 @@ fn complete(args: RunArgs, environment: &Environment) -> anyhow::Result<()> {
     }
     let context = loaded.model.hyper.context_tokens_trained;
     if prompt.len() >= context {
-        bail!("the prompt of {} tokens exceeds the context of {context}", prompt.len());
+        bail!(
+            "the prompt of {} tokens exceeds the context of {context}",
+            prompt.len()
+        );
     }
     let tokens_max = args.max_tokens.clamp(1, context - prompt.len());
     let page_tokens = crate::kv::PAGE_TOKENS;
@@ -74,25 +90,38 @@ fn complete(args: RunArgs, environment: &Environment) -> anyhow::Result<()> {
         kv_bytes_max: (pages * page_tokens * loaded.model.kv_bytes_per_token()) as u64,
         sequences_max: 1,
         queue_max: 1,
-        budget: StepBudget { tokens_max: 512, prefill_tokens_busy: 512 },
+        budget: StepBudget {
+            tokens_max: 512,
+            prefill_tokens_busy: 512,
+        },
         share_prefixes: false,
         window_tokens: u64::MAX,
     };
     let heartbeat = Heartbeat::silent();
     let engine = start(loaded, limits, EngineMetrics::default(), heartbeat)?;
     let n_prompt = prompt.len();
-    let sampling =
-        Sampling { temperature: args.temperature, seed: args.seed, ..Sampling::GREEDY };
+    let sampling = Sampling {
+        temperature: args.temperature,
+        seed: args.seed,
+        ..Sampling::GREEDY
+    };
     if let Err((name, range)) = sampling.check() {
         bail!("--{name} must be {range}");
     }
-    let request = GenerationRequest { prompt, tokens_max, sampling, ignore_eog: false };
+    let request = GenerationRequest {
+        prompt,
+        tokens_max,
+        sampling,
+        ignore_eog: false,
+    };
 
     let tokenizer = &engine.language.as_ref().context("checked above")?.tokenizer;
     let (mut out, mut utf8, mut times) = (std::io::stdout(), Utf8Stream::default(), Vec::new());
     let began = Instant::now();
     for event in engine.generate(request)? {
-        let EventKind::Token { id } = event.kind else { continue };
+        let EventKind::Token { id } = event.kind else {
+            continue;
+        };
         times.push(event.at);
         let mut piece = Vec::new();
         tokenizer.piece(id, &mut piece, false);

@@ -83,7 +83,9 @@ impl Config {
         }
         let drain = Duration::from_millis(engine.drain_ms);
         Ok(Self {
-            socket: args.socket.unwrap_or_else(|| dirs.engine_socket(&args.name)),
+            socket: args
+                .socket
+                .unwrap_or_else(|| dirs.engine_socket(&args.name)),
             threads: threads(engine.threads),
             isa: Isa::parse(engine.isa.as_str()).or_exit(Exit::Config)?,
             limits: limits(engine, &model),
@@ -97,9 +99,19 @@ impl Config {
 }
 
 fn limits(engine: &EngineProfile, model: &std::path::Path) -> EngineLimits {
-    let stem = || model.file_stem().unwrap_or_default().to_string_lossy().into_owned();
+    let stem = || {
+        model
+            .file_stem()
+            .unwrap_or_default()
+            .to_string_lossy()
+            .into_owned()
+    };
     EngineLimits {
-        alias: if engine.alias.is_empty() { stem() } else { engine.alias.clone() },
+        alias: if engine.alias.is_empty() {
+            stem()
+        } else {
+            engine.alias.clone()
+        },
         context_tokens: engine.context_tokens as usize,
         kv_bytes_max: engine.kv_bytes_max.get(),
         sequences_max: engine.sequences_max as usize,
@@ -116,7 +128,9 @@ fn limits(engine: &EngineProfile, model: &std::path::Path) -> EngineLimits {
 /// Serves until told to stop.
 pub fn serve(args: ServeArgs, environment: &Environment) -> Result<(), Failure> {
     let config = Config::read(args, environment)?;
-    run_daemon(config.setup, environment, async |daemon| life(config, daemon).await)
+    run_daemon(config.setup, environment, async |daemon| {
+        life(config, daemon).await
+    })
 }
 
 /// Bind, load, announce, wait, drain.
@@ -139,7 +153,9 @@ async fn life(config: Config, daemon: Daemon) -> Result<(), Failure> {
     };
     let engine = serving.engine();
     service.serve(serving);
-    daemon.board.ready(format!("serving {}", engine.limits.alias));
+    daemon
+        .board
+        .ready(format!("serving {}", engine.limits.alias));
 
     tokio::select! {
         () = daemon.shutdown.cancelled() => {}
@@ -162,7 +178,9 @@ fn bring_up(config: Config, daemon: &Daemon) -> Result<Serving, Failure> {
     let metrics = EngineMetrics::default();
     daemon.board.register(|registry| metrics.register(registry));
     let mut report = |at: LoadProgress| {
-        daemon.board.loading("loading weights", at.bytes_done, at.bytes_all);
+        daemon
+            .board
+            .loading("loading weights", at.bytes_done, at.bytes_all);
     };
     let began = Instant::now();
     let mut loaded = load(&config.model, config.threads, config.isa, &mut report)
@@ -180,7 +198,12 @@ fn bring_up(config: Config, daemon: &Daemon) -> Result<Serving, Failure> {
         context_tokens = engine.limits.context_tokens,
         "the model is loaded"
     );
-    Ok(Serving::new(Arc::new(engine), config.model, file_bytes, template))
+    Ok(Serving::new(
+        Arc::new(engine),
+        config.model,
+        file_bytes,
+        template,
+    ))
 }
 
 /// A file that cannot be run is a matter of configuration; what the machine refuses is ours.

@@ -36,7 +36,10 @@ impl Hyperparameters {
                 architecture: architecture.to_owned(),
             });
         }
-        let keys = Keys { gguf, meta: gguf.metadata() };
+        let keys = Keys {
+            gguf,
+            meta: gguf.metadata(),
+        };
         keys.refuse_what_is_not_computed()?;
 
         let d_model = keys.dimension("llama.embedding_length")?;
@@ -105,7 +108,11 @@ struct Keys<'a> {
 
 impl Keys<'_> {
     fn wrong(&self, key: &str, problem: String) -> ModelError {
-        ModelError::Value { file: self.gguf.path().into(), key: key.to_owned(), problem }
+        ModelError::Value {
+            file: self.gguf.path().into(),
+            key: key.to_owned(),
+            problem,
+        }
     }
 
     fn bounded(&self, key: &str, most: usize) -> Result<usize, ModelError> {

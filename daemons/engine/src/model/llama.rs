@@ -25,7 +25,10 @@ impl LlamaLayer {
         index: usize,
     ) -> Result<Self, ModelError> {
         let (d, ff) = (hyper.d_model, hyper.d_ff);
-        let (q, kv) = (hyper.n_heads * hyper.head_dim, hyper.n_kv_heads * hyper.head_dim);
+        let (q, kv) = (
+            hyper.n_heads * hyper.head_dim,
+            hyper.n_kv_heads * hyper.head_dim,
+        );
         let name = |part: &str| format!("blk.{index}.{part}.weight");
         Ok(Self {
             attn_norm: source.vector(&name("attn_norm"), d)?,
@@ -41,8 +44,9 @@ impl LlamaLayer {
     }
 
     pub(super) fn bytes(&self) -> usize {
-        let matrices =
-            [&self.wq, &self.wk, &self.wv, &self.wo, &self.gate, &self.up, &self.down];
+        let matrices = [
+            &self.wq, &self.wk, &self.wv, &self.wo, &self.gate, &self.up, &self.down,
+        ];
         let norms = (self.attn_norm.len() + self.ffn_norm.len()) * 4;
         matrices.iter().map(|m| m.bytes()).sum::<usize>() + norms
     }
@@ -61,10 +65,27 @@ impl LlamaLayer {
         let hyper = &model.hyper;
         let n = batch.len();
         let (d, eps) = (hyper.d_model, hyper.rms_eps);
-        let Activations { x, normed, q, k, v, attended, gate, up, hidden, delta, angles, .. } = act;
+        let Activations {
+            x,
+            normed,
+            q,
+            k,
+            v,
+            attended,
+            gate,
+            up,
+            hidden,
+            delta,
+            angles,
+            ..
+        } = act;
 
         device.rms_norm(x, &self.attn_norm, eps, n, d, normed);
-        device.matmul_many(&mut [(&self.wq, q), (&self.wk, k), (&self.wv, v)], normed, n);
+        device.matmul_many(
+            &mut [(&self.wq, q), (&self.wk, k), (&self.wv, v)],
+            normed,
+            n,
+        );
         device.rope(angles, q, hyper.head_dim);
         device.rope(angles, k, hyper.head_dim);
         device.kv_write(kv, layer, k, v, &batch.places);

@@ -23,9 +23,18 @@ pub struct TensorSource<'a> {
 impl<'a> TensorSource<'a> {
     pub fn new(gguf: &'a Gguf, progress: &'a mut dyn FnMut(LoadProgress)) -> Self {
         let bytes_all = gguf.tensors().map(|t| t.bytes.len() as u64).sum();
-        let state = LoadProgress { bytes_done: 0, bytes_all };
+        let state = LoadProgress {
+            bytes_done: 0,
+            bytes_all,
+        };
         progress(state);
-        Self { gguf, used: HashSet::new(), progress, state, parameters: 0 }
+        Self {
+            gguf,
+            used: HashSet::new(),
+            progress,
+            state,
+            parameters: 0,
+        }
     }
 
     pub fn has(&self, name: &str) -> bool {
@@ -33,13 +42,20 @@ impl<'a> TensorSource<'a> {
     }
 
     /// A matrix of `rows` outputs and `cols` inputs, repacked for the kernels.
-    pub fn matrix(&mut self, name: &str, rows: usize, cols: usize) -> Result<PanelMatrix, ModelError> {
+    pub fn matrix(
+        &mut self,
+        name: &str,
+        rows: usize,
+        cols: usize,
+    ) -> Result<PanelMatrix, ModelError> {
         let tensor = self.take(name, &[cols as u64, rows as u64])?;
-        let packed = PanelMatrix::pack(tensor.tensor_type, rows, cols, tensor.bytes)
-            .map_err(|source| ModelError::Pack {
-                file: self.gguf.path().into(),
-                tensor: name.to_owned(),
-                source,
+        let packed =
+            PanelMatrix::pack(tensor.tensor_type, rows, cols, tensor.bytes).map_err(|source| {
+                ModelError::Pack {
+                    file: self.gguf.path().into(),
+                    tensor: name.to_owned(),
+                    source,
+                }
             })?;
         self.count(&tensor);
         Ok(packed)
@@ -75,9 +91,16 @@ impl<'a> TensorSource<'a> {
 
     fn take(&mut self, name: &str, shape: &[u64]) -> Result<Tensor<'a>, ModelError> {
         let file = || self.gguf.path().to_owned();
-        let missing = || ModelError::MissingTensor { file: file(), tensor: name.to_owned() };
+        let missing = || ModelError::MissingTensor {
+            file: file(),
+            tensor: name.to_owned(),
+        };
         let tensor = self.gguf.tensor(name).ok_or_else(missing)?;
-        let significant = tensor.dims.iter().rposition(|&d| d != 1).map_or(1, |last| last + 1);
+        let significant = tensor
+            .dims
+            .iter()
+            .rposition(|&d| d != 1)
+            .map_or(1, |last| last + 1);
         if tensor.dims[..significant.max(shape.len()).min(tensor.dims.len())] != *shape {
             return Err(ModelError::Shape {
                 file: file(),

@@ -17,11 +17,15 @@ struct Pending {
 
 impl Outbox {
     pub fn push(&mut self, to: &NewSequence, kind: EventKind) {
-        let pending = self
-            .sinks
-            .entry(to.sink.id)
-            .or_insert_with(|| Pending { sink: to.sink.clone(), events: Vec::new() });
-        let event = SequenceEvent { sequence: to.id, at: Instant::now(), kind };
+        let pending = self.sinks.entry(to.sink.id).or_insert_with(|| Pending {
+            sink: to.sink.clone(),
+            events: Vec::new(),
+        });
+        let event = SequenceEvent {
+            sequence: to.id,
+            at: Instant::now(),
+            kind,
+        };
         // Only the last word about prefill counts, so a slow reader does not pile them up.
         if let (EventKind::Prefilled { .. }, Some(last)) = (kind, pending.events.last_mut())
             && matches!(last.kind, EventKind::Prefilled { .. })
@@ -41,7 +45,11 @@ impl Outbox {
     /// Hands over what the sinks take; forgets sinks nobody reads.
     pub fn flush(&mut self) {
         self.sinks.retain(|_, pending| {
-            match pending.sink.channel.try_send(std::mem::take(&mut pending.events)) {
+            match pending
+                .sink
+                .channel
+                .try_send(std::mem::take(&mut pending.events))
+            {
                 Ok(()) | Err(TrySendError::Closed(_)) => false,
                 Err(TrySendError::Full(events)) => {
                     pending.events = events;

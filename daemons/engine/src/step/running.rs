@@ -24,7 +24,15 @@ impl Running {
     pub fn new(new: NewSequence, slot: u32, table: BlockTable, tokens_cached: usize) -> Self {
         let mut tokens = Vec::with_capacity(new.prompt.len() + new.tokens_max);
         tokens.extend_from_slice(&new.prompt);
-        Self { new, slot, table, tokens, computed: tokens_cached, tokens_cached, ended: None }
+        Self {
+            new,
+            slot,
+            table,
+            tokens,
+            computed: tokens_cached,
+            tokens_cached,
+            ended: None,
+        }
     }
 
     pub fn generated(&self) -> usize {
@@ -33,10 +41,16 @@ impl Running {
 
     pub fn phase(&self) -> Phase {
         if self.generated() == 0 {
-            return Phase::Prefill { tokens_left: self.tokens.len() - self.computed };
+            return Phase::Prefill {
+                tokens_left: self.tokens.len() - self.computed,
+            };
         }
         let untaken = (self.generated() as u64).saturating_sub(self.new.control.tokens_taken());
-        if untaken >= self.new.window_tokens { Phase::Paused } else { Phase::Decode }
+        if untaken >= self.new.window_tokens {
+            Phase::Paused
+        } else {
+            Phase::Decode
+        }
     }
 
     /// Pages it may still take from the pool.

@@ -35,12 +35,23 @@ pub struct SnapshotCell(Mutex<Snapshot>);
 
 impl SnapshotCell {
     pub fn new(sequences_max: usize, pages: usize) -> Self {
-        let pool = PoolUse { free: pages, all: pages, ..PoolUse::default() };
-        Self(Mutex::new(Snapshot { sequences_max, pool, ..Snapshot::default() }))
+        let pool = PoolUse {
+            free: pages,
+            all: pages,
+            ..PoolUse::default()
+        };
+        Self(Mutex::new(Snapshot {
+            sequences_max,
+            pool,
+            ..Snapshot::default()
+        }))
     }
 
     pub fn read(&self) -> Snapshot {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner).clone()
+        self.0
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner)
+            .clone()
     }
 
     pub fn write(&self, pool: PoolUse, slots: impl Iterator<Item = SlotSnapshot>) {
