@@ -1,0 +1,41 @@
+//! profiles/README.md: the reference of every profile key, generated from the schema.
+
+use std::{
+    fs,
+    path::{Path, PathBuf},
+};
+
+use anyhow::{Context, Result};
+
+const PREFACE: &str = "\
+# Profile reference
+
+A profile is one TOML file (`--profile FILE`); it need not name more than it changes. A flag goes before
+the file, the file before the default; `vitriol config show --origin` tells which gave a value, and
+`vitriol config check FILE` reads a file without starting anything. An unknown key is an error that names
+the nearest known one. Byte sizes are written `\"1 GiB\"`, `\"512 MiB\"` or as a number.
+
+This page is written by `cargo xtask profile-docs` from the schema; change it there.
+
+";
+
+/// The text of profiles/README.md as the schema gives it now.
+pub fn expected() -> String {
+    format!("{PREFACE}{}", vitriol_profile::reference_markdown())
+}
+
+/// Where the file lies in the checkout at `root`.
+pub fn path(root: &Path) -> PathBuf {
+    root.join("profiles/README.md")
+}
+
+/// Writes the file; says whether it changed.
+pub fn write(root: &Path) -> Result<bool> {
+    let path = path(root);
+    let expected = expected();
+    if fs::read_to_string(&path).is_ok_and(|found| found == expected) {
+        return Ok(false);
+    }
+    fs::write(&path, expected).with_context(|| format!("write {}", path.display()))?;
+    Ok(true)
+}

@@ -1,0 +1,231 @@
+//! What deaths, second starts and ctrl-C do: `vitriol up` with real daemons.
+#![allow(
+    clippy::unwrap_used,
+    reason = "a test fails by panicking, in its functions too"
+)]
+
+use std::{
+    process::{Command, Output},
+    time::{Duration, Instant},
+};
+
+use rustix::process::Signal;
+use serde_json::{Value, json};
+use vitriol_testkit::{
+    House, Setup, eventually,
+    house::{DEMIURGE, ENGINE},
+    http::Client,
+    process,
+};
+
+/// Exit code for a port or lock that another process holds.
+const HELD: i32 = 69;
+
+fn question(max_tokens: u32, stream: bool) -> Value {
+    json!({
+        "messages": [{"role": "user", "content": "Tell a long story about the sea."}],
+        "max_tokens": max_tokens,
+        "temperature": 0,
+        "stream": stream,
+    })
+}
+
+fn answers(client: &Client) -> bool {
+    client
+        .post("/v1/chat/completions", &question(4, false))
+        .is_ok_and(|a| a.status() == 200)
+}
+
+/// Runs the command to its end, which must come by itself.
+fn finish(mut command: Command, within: Duration) -> Output {
+    let directory = tempfile::tempdir().unwrap();
+    let log = |name: &str| std::fs::File::create(directory.path().join(name)).unwrap();
+    let mut child = command
+        .stdout(log("out"))
+        .stderr(log("err"))
+        .spawn()
+        .unwrap();
+    let status = eventually(within, "end of the command", || child.try_wait().unwrap());
+    if status.is_err() {
+        child.kill().unwrap();
+        child.wait().unwrap();
+    }
+    let read = |name: &str| std::fs::read(directory.path().join(name)).unwrap();
+    Output {
+        status: status.unwrap(),
+        stdout: read("out"),
+        stderr: read("err"),
+    }
+}
+
+/// The first process with this executable under `up` whose pid is not `old`.
+fn successor(house: &House, executable: &str, old: u32) -> u32 {
+    eventually(Duration::from_secs(60), "a new process", || {
+        house.daemon_pid(executable).ok().filter(|pid| *pid != old)
+    })
+    .unwrap()
+}
+
+#[test]
+fn a_killed_engine_ends_its_streams_with_an_error_and_comes_back() {
+    let house = House::start(&Setup::default()).unwrap();
+    let client = house.client();
+    let mut stream = client
+        .post_stream("/v1/chat/completions", &question(4000, true))
+        .unwrap();
+    stream.next_chunk().unwrap().unwrap();
+    let old = house.daemon_pid(ENGINE).unwrap();
+    process::signal(old, Signal::KILL).unwrap();
+
+    let mut last = None;
+    while let Ok(Some(chunk)) = stream.next_chunk() {
+        last = Some(chunk);
+    }
+    let last = last.expect("an error event before the end");
+    assert!(last["error"]["message"].is_string(), "{last}");
+    assert!(
+        stream.next_event().is_ok_and(|end| end.is_none()),
+        "nothing follows, not even [DONE]"
+    );
+
+    // A request that arrives while the engine restarts waits and is then served.
+    assert!(answers(&client), "{}", house.said());
+    assert_ne!(successor(&house, ENGINE, old), old);
+    eventually(Duration::from_secs(10), "health", || {
+        (client.get("/health").ok()?.status() == 200).then_some(())
+    })
+    .unwrap();
+}
+
+#[test]
+fn a_killed_demiurge_comes_back_on_its_port() {
+    let house = House::start(&Setup::default()).unwrap();
+    let (engine, demiurge) = (
+        house.daemon_pid(ENGINE).unwrap(),
+        house.daemon_pid(DEMIURGE).unwrap(),
+    );
+    process::signal(demiurge, Signal::KILL).unwrap();
+    successor(&house, DEMIURGE, demiurge);
+    eventually(
+        Duration::from_secs(30),
+        "an answer on the same port",
+        || answers(&house.client()).then_some(()),
+    )
+    .unwrap();
+    assert_eq!(
+        house.daemon_pid(ENGINE).unwrap(),
+        engine,
+        "the engine went on"
+    );
+}
+
+#[test]
+fn a_second_up_is_refused_and_names_the_holder() {
+    let setup = Setup::default().named_port().unwrap();
+    let house = House::start(&setup).unwrap();
+
+    // The same user again: the lock tells.
+    let mut again = Setup::vitriol(house.directory()).unwrap();
+    again.args(["up", "--listen", setup.listen()]);
+    let refused = finish(again, Duration::from_secs(30));
+    let said = String::from_utf8_lossy(&refused.stderr).into_owned();
+    assert_eq!(refused.status.code(), Some(HELD), "{said}");
+    assert!(said.contains(&house.up_pid().to_string()), "{said}");
+
+    // Other directories, the same port.
+    let elsewhere = tempfile::tempdir().unwrap();
+    let mut other = setup.spawn_up(elsewhere.path()).unwrap();
+    let status = eventually(Duration::from_secs(60), "end of the second up", || {
+        other.try_wait().unwrap()
+    });
+    if status.is_err() {
+        other.kill().unwrap();
+    }
+    let said = std::fs::read_to_string(elsewhere.path().join("up.log")).unwrap();
+    assert_eq!(status.unwrap().code(), Some(HELD), "{said}");
+
+    assert!(answers(&house.client()), "the first house is untouched");
+}
+
+#[test]
+fn ctrl_c_lets_running_answers_finish() {
+    let house = House::start(&Setup::default()).unwrap();
+    let client = house.client();
+    let mut stream = client
+        .post_stream("/v1/chat/completions", &question(24, true))
+        .unwrap();
+    stream.next_chunk().unwrap().unwrap();
+    let (engine, demiurge) = (
+        house.daemon_pid(ENGINE).unwrap(),
+        house.daemon_pid(DEMIURGE).unwrap(),
+    );
+
+    house.signal_up(Signal::INT).unwrap();
+    let rest = stream.chunks().expect("the answer goes on to [DONE]");
+    let reason = rest
+        .iter()
+        .rev()
+        .find_map(|c| c["choices"][0]["finish_reason"].as_str());
+    assert!(matches!(reason, Some("length" | "stop")), "{rest:?}");
+
+    let status = house.wait_up(Duration::from_secs(30)).unwrap();
+    assert_eq!(status.code(), Some(0), "{}", house.said());
+    for pid in [engine, demiurge] {
+        process::gone(pid, Duration::from_secs(1)).unwrap();
+    }
+    assert!(client.get("/health").is_err(), "nobody listens any more");
+}
+
+#[test]
+fn a_drain_has_an_end() {
+    let profile = "[demiurge]\ndrain_ms = 500\n[engine.main]\ndrain_ms = 500";
+    let house = House::start(&Setup::default().profile(profile)).unwrap();
+    let mut stream = house
+        .client()
+        .post_stream("/v1/chat/completions", &question(4000, true))
+        .unwrap();
+    stream.next_chunk().unwrap().unwrap();
+    let start = Instant::now();
+    house.signal_up(Signal::TERM).unwrap();
+    let status = house.wait_up(Duration::from_secs(20)).unwrap();
+    assert_eq!(status.code(), Some(0), "{}", house.said());
+    assert!(
+        start.elapsed() < Duration::from_secs(10),
+        "took {:?}",
+        start.elapsed()
+    );
+    assert!(
+        stream.chunks().is_err(),
+        "a cut answer does not end in [DONE]"
+    );
+}
+
+#[test]
+fn daemons_do_not_outlive_a_killed_supervisor() {
+    let house = House::start(&Setup::default()).unwrap();
+    let daemons = [
+        house.daemon_pid(ENGINE).unwrap(),
+        house.daemon_pid(DEMIURGE).unwrap(),
+    ];
+    house.signal_up(Signal::KILL).unwrap();
+    for pid in daemons {
+        process::gone(pid, Duration::from_secs(30)).unwrap();
+    }
+}
+
+#[test]
+fn a_model_that_is_not_there_ends_the_first_start_with_its_name() {
+    let directory = tempfile::tempdir().unwrap();
+    let missing = directory.path().join("nowhere.gguf");
+    let mut up = Setup::default()
+        .model(missing.clone())
+        .spawn_up(directory.path())
+        .unwrap();
+    let status = eventually(Duration::from_secs(30), "end of up", || {
+        up.try_wait().unwrap()
+    })
+    .unwrap();
+    let said = std::fs::read_to_string(directory.path().join("up.log")).unwrap();
+    assert!(matches!(status.code(), Some(69 | 78)), "{status:?}: {said}");
+    assert!(said.contains(&missing.display().to_string()), "{said}");
+}
