@@ -50,6 +50,7 @@ pub fn load(
 ) -> Result<Loaded, LoadError> {
     let gguf = Gguf::open(file)?;
     let device = Arc::new(Cpu::new(threads, isa)?);
+    device.check_known_answers()?;
     let language = read_language(&gguf)?;
     let chat_template = gguf
         .metadata()

@@ -23,6 +23,17 @@ pub enum CpuError {
     /// No threads, or more than make sense.
     #[error("cannot compute on {0} threads: use 1 to 1024")]
     Threads(usize),
+    /// A kernel does not give what the reference gives.
+    #[error(
+        "the {isa} kernels give a wrong {op} on this processor; choose others with \
+         VITRIOL_ISA or engine.NAME.isa (scalar, avx2), and please report it"
+    )]
+    WrongAnswer {
+        /// Kernels in use.
+        isa: Isa,
+        /// Op that failed.
+        op: &'static str,
+    },
     /// The system refuses a thread.
     #[error("cannot start {threads} kernel threads")]
     Spawn {
@@ -103,6 +114,16 @@ impl Cpu {
             pool,
             workspace: Mutex::default(),
         })
+    }
+
+    #[cfg(test)]
+    pub(crate) fn with_table(table: &'static KernelTable) -> Self {
+        let pool = Pool::new(1).expect("one thread is the caller's own");
+        Self {
+            table,
+            pool,
+            workspace: Mutex::default(),
+        }
     }
 
     /// Instruction set of the kernels in use.

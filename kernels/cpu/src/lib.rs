@@ -31,6 +31,7 @@ mod arch;
 mod cpu;
 mod generic;
 mod isa;
+mod known_answers;
 mod kv;
 mod panel;
 mod pool;

@@ -1,0 +1,207 @@
+//! A check of the kernels against the f64 reference, on this processor, in about a millisecond.
+//!
+//! Why: tests run on the machines we have. A processor whose instruction set was never there when
+//! tests ran must not be the first to find out, and a faulty one must not answer at all.
+
+use vitriol_kernels_core::reference::{self, AttentionShape};
+use vitriol_kernels_core::{TensorType, dequantise_row, tolerance};
+
+use crate::cpu::{AttentionRun, Cpu, CpuError};
+use crate::kv::{KvPlace, KvShape, KvStore, PAGE_TOKENS};
+use crate::panel::PanelMatrix;
+
+/// Rows of the matrices: one panel and part of a second.
+const ROWS: usize = 27;
+const COLS: usize = 96;
+/// One token takes the way of decode, more than a tile of them that of prefill.
+const TOKENS: [usize; 2] = [1, 14];
+/// Past the border of a 256-key chunk.
+const DEPTH: usize = 270;
+const SHAPE: AttentionShape = AttentionShape {
+    n_heads: 6,
+    n_kv_heads: 2,
+    head_dim: 32,
+};
+
+impl Cpu {
+    /// Computes every op on fixed numbers and compares with the reference.
+    ///
+    /// Errors: [`CpuError::WrongAnswer`] names the op; nothing computed here can be trusted then.
+    pub fn check_known_answers(&self) -> Result<(), CpuError> {
+        for tensor_type in [
+            TensorType::F32,
+            TensorType::F16,
+            TensorType::BF16,
+            TensorType::Q8_0,
+            TensorType::Q4_1,
+        ] {
+            self.check_matmul(tensor_type)?;
+        }
+        self.check_rows()?;
+        self.check_attention()
+    }
+
+    fn wrong(&self, op: &'static str) -> CpuError {
+        CpuError::WrongAnswer {
+            isa: self.isa(),
+            op,
+        }
+    }
+
+    fn check_matmul(&self, tensor_type: TensorType) -> Result<(), CpuError> {
+        let wrong = || self.wrong("matmul");
+        let stored = stored_weights(tensor_type);
+        let matrix = PanelMatrix::pack(tensor_type, ROWS, COLS, &stored).map_err(|_| wrong())?;
+        let mut w = vec![0.0; ROWS * COLS];
+        dequantise_row(tensor_type, &stored, &mut w).map_err(|_| wrong())?;
+        for n in TOKENS {
+            let x = numbers(n * COLS, 1);
+            let mut out = vec![0.0; n * ROWS];
+            self.matmul(&matrix, &x, n, &mut out);
+            let exact = reference::matmul(&w, ROWS, COLS, &x, n);
+            let largest = |v: &[f32]| v.iter().fold(0.0f32, |m, a| m.max(a.abs()));
+            let sum = COLS as f64 * f64::from(largest(&w)) * f64::from(largest(&x));
+            all_close(&out, &exact, |_| tolerance::dot_bound(COLS, sum)).ok_or_else(wrong)?;
+        }
+        Ok(())
+    }
+
+    fn check_rows(&self) -> Result<(), CpuError> {
+        let (x, w) = (numbers(COLS, 2), numbers(COLS, 3));
+        let relative = |exact: f64| tolerance::ELEMENTWISE_RELATIVE * exact.abs() + 1e-30;
+        let mut out = vec![0.0; COLS];
+        self.rms_norm(&x, &w, 1e-5, 1, COLS, &mut out);
+        all_close(&out, &reference::rms_norm(&x, &w, 1e-5), relative)
+            .ok_or_else(|| self.wrong("rms_norm"))?;
+        self.silu_mul(&x, &w, &mut out);
+        all_close(&out, &reference::silu_mul(&x, &w), relative)
+            .ok_or_else(|| self.wrong("silu_mul"))
+    }
+
+    fn check_attention(&self) -> Result<(), CpuError> {
+        let wrong = || self.wrong("attention");
+        let AttentionShape {
+            n_heads,
+            n_kv_heads,
+            head_dim,
+        } = SHAPE;
+        let n_pages = DEPTH.div_ceil(PAGE_TOKENS);
+        let shape = KvShape {
+            n_layers: 1,
+            n_kv_heads,
+            head_dim,
+            pages: n_pages,
+        };
+        let mut kv = KvStore::new(shape).map_err(|_| wrong())?;
+        kv.commit(n_pages).map_err(|_| wrong())?;
+        let q = numbers(DEPTH * n_heads * head_dim, 4);
+        let (k, v) = (
+            numbers(DEPTH * n_kv_heads * head_dim, 5),
+            numbers(DEPTH * n_kv_heads * head_dim, 6),
+        );
+        let place = |at: usize| KvPlace {
+            page: (at / PAGE_TOKENS) as u32,
+            row: (at % PAGE_TOKENS) as u32,
+        };
+        let places: Vec<KvPlace> = (0..DEPTH).map(place).collect();
+        self.kv_write(&mut kv, 0, &k, &v, &places);
+        let pages: Vec<u32> = (0..n_pages as u32).collect();
+        let run = AttentionRun {
+            first: 0,
+            n: DEPTH,
+            position: 0,
+            pages: &pages,
+        };
+        let mut out = vec![0.0; q.len()];
+        self.attention(&kv, 0, &q, n_heads, &[run], 0.2, &mut out);
+        // The last queries see the most; the reference of all would take longer than the kernels.
+        let first = DEPTH - 4;
+        let row = n_heads * head_dim;
+        let exact = reference::attention(SHAPE, &q[first * row..], &k, &v, first, 0.2);
+        all_close(&out[first * row..], &exact, |_| {
+            tolerance::ATTENTION_RELATIVE
+        })
+        .ok_or_else(wrong)
+    }
+}
+
+fn all_close(ours: &[f32], exact: &[f64], bound: impl Fn(f64) -> f64) -> Option<()> {
+    let close = |(&a, &b): (&f32, &f64)| (f64::from(a) - b).abs() <= bound(b);
+    (ours.len() == exact.len() && ours.iter().zip(exact).all(close)).then_some(())
+}
+
+/// Numbers in [−1, 1) that look random and are the same everywhere.
+fn numbers(n: usize, salt: u32) -> Vec<f32> {
+    (0..n as u32)
+        .map(|i| {
+            let bits = (i.wrapping_mul(0x9e37_79b9) ^ salt.wrapping_mul(0x85eb_ca6b))
+                .wrapping_mul(0xc2b2_ae35);
+            (bits >> 8) as f32 / (1u32 << 23) as f32 - 1.0
+        })
+        .collect()
+}
+
+/// A matrix as a file stores it; scales are small powers of two, quants anything.
+fn stored_weights(tensor_type: TensorType) -> Vec<u8> {
+    let bytes = ROWS * COLS / tensor_type.block_len() * tensor_type.block_bytes();
+    let mut stored: Vec<u8> = numbers(bytes, 7)
+        .iter()
+        .map(|x| ((x + 1.0) * 127.0) as u8)
+        .collect();
+    // f16 and bf16 numbers of any bits could be NaN: keep the exponents of 0.01 to 1.
+    let one_block = tensor_type.block_bytes();
+    for block in stored.chunks_exact_mut(one_block) {
+        match tensor_type {
+            TensorType::F32 => block[3] = 0x3d | block[3] & 0x80,
+            TensorType::F16 => block[1] = 0x30 | block[1] & 0x83,
+            TensorType::BF16 => block[1] = 0x3d | block[1] & 0x80,
+            TensorType::Q8_0 => block[1] = 0x24,
+            _ => {
+                block[1] = 0x24;
+                block[3] = 0xa4;
+            }
+        }
+    }
+    stored
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::Isa;
+    use crate::table::KernelTable;
+
+    #[test]
+    fn every_instruction_set_present_gives_the_known_answers() {
+        for isa in Isa::ALL.into_iter().filter(|isa| isa.is_present()) {
+            for threads in [1, 2] {
+                Cpu::new(threads, Some(isa))
+                    .unwrap()
+                    .check_known_answers()
+                    .unwrap();
+            }
+        }
+    }
+
+    #[test]
+    fn a_wrong_kernel_is_noticed() {
+        let right = KernelTable::of(Isa::Scalar).unwrap();
+        let breaks: [(&str, fn(&mut KernelTable)); 4] = [
+            ("matmul", |table| table.direct = |_| {}),
+            ("rms_norm", |table| {
+                table.rms_norm_row = |_, _, _, out| out.fill(0.5)
+            }),
+            ("silu_mul", |table| {
+                table.silu_mul = |_, _, out| out.fill(0.5)
+            }),
+            ("attention", |table| table.merge = |_, out| out.fill(0.5)),
+        ];
+        for (op, break_it) in breaks {
+            let mut table = KernelTable { ..*right };
+            break_it(&mut table);
+            let cpu = Cpu::with_table(Box::leak(Box::new(table)));
+            let error = cpu.check_known_answers().unwrap_err();
+            assert!(error.to_string().contains(op), "{op}: {error}");
+        }
+    }
+}
