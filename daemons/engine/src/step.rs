@@ -28,6 +28,7 @@ use outbox::Outbox;
 use running::Running;
 use std::{
     collections::VecDeque,
+    panic::{AssertUnwindSafe, catch_unwind},
     sync::{
         Arc,
         atomic::{AtomicBool, AtomicUsize, Ordering},
@@ -121,7 +122,12 @@ impl StepThread {
                     sampler: Sampler::default(),
                     turn: 0,
                 };
-                step_loop.run();
+                // Requests would wait for ever on a thread that is gone: better none of the process,
+                // which the supervisor starts again.
+                if catch_unwind(AssertUnwindSafe(|| step_loop.run())).is_err() {
+                    tracing::error!("the step thread panicked; the engine ends");
+                    std::process::abort();
+                }
             })?;
         Ok(Self {
             shared,
@@ -163,9 +169,12 @@ impl StepThread {
     }
 
     pub fn snapshot(&self) -> Snapshot {
-        let mut snapshot = self.shared.snapshot.read();
-        snapshot.waiting = self.shared.waiting.load(Ordering::Acquire);
-        snapshot
+        // Waiting first: a sequence is shown as running before it stops counting as waiting.
+        let waiting = self.shared.waiting.load(Ordering::Acquire);
+        Snapshot {
+            waiting,
+            ..self.shared.snapshot.read()
+        }
     }
 }
 
@@ -173,10 +182,9 @@ impl Drop for StepThread {
     fn drop(&mut self) {
         self.shared.stop.store(true, Ordering::Release);
         self.wake();
-        if let Some(thread) = self.thread.take()
-            && thread.join().is_err()
-        {
-            tracing::error!("the step thread had panicked");
+        if let Some(thread) = self.thread.take() {
+            // It does not unwind: a panic in it ends the process.
+            let _ = thread.join();
         }
     }
 }
@@ -217,7 +225,11 @@ impl StepLoop {
         while !self.shared.stop.load(Ordering::Acquire) {
             self.waiting.extend(self.submitted.try_iter());
             self.drop_cancelled();
-            self.admit();
+            let admitted = self.admit();
+            // Shown as running before they stop counting as waiting, so that the engine never looks
+            // idle while it is not.
+            self.publish();
+            self.shared.waiting.fetch_sub(admitted, Ordering::AcqRel);
             let worked = self.step();
             self.outbox.flush();
             self.publish();
@@ -266,23 +278,23 @@ impl StepLoop {
         });
     }
 
-    /// Starts waiting sequences, oldest first, while slots and pages last.
-    fn admit(&mut self) {
+    /// Starts waiting sequences, oldest first, while slots and pages last; how many.
+    fn admit(&mut self) -> usize {
+        let before = self.running.len();
         while self.running.len() < self.limits.sequences_max {
             let Some(next) = self.waiting.front() else {
-                return;
+                break;
             };
             let keys = BlockKeys::new(&self.model.identity, &next.cache_salt);
             let tokens_max = next.prompt.len() + next.tokens_max;
             let demand = BlockTable::demand(&self.pool, &keys, &next.prompt, tokens_max);
             let promised = self.running.iter().map(Running::pages_promised).sum();
             if !decide_admission(demand, self.pool.available(), promised) {
-                return;
+                break;
             }
             let Some(next) = self.waiting.pop_front() else {
-                return;
+                break;
             };
-            self.shared.waiting.fetch_sub(1, Ordering::AcqRel);
             let (table, tokens_cached) =
                 BlockTable::with_cached_prefix(&self.pool, keys, &next.prompt);
             self.metrics
@@ -294,6 +306,7 @@ impl StepLoop {
             self.running
                 .push(Running::new(next, slot, table, tokens_cached));
         }
+        self.running.len() - before
     }
 
     /// Computes one step; false when there was nothing to compute.

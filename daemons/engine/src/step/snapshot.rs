@@ -29,7 +29,7 @@ pub enum SlotState {
     Paused,
 }
 
-/// Holds the last snapshot. The writer never waits: while a reader copies, it skips a round.
+/// Holds the last snapshot. Readers copy it, so nobody holds the lock for more than microseconds.
 #[derive(Debug)]
 pub struct SnapshotCell(Mutex<Snapshot>);
 
@@ -55,10 +55,9 @@ impl SnapshotCell {
     }
 
     pub fn write(&self, pool: PoolUse, slots: impl Iterator<Item = SlotSnapshot>) {
-        if let Ok(mut snapshot) = self.0.try_lock() {
-            snapshot.pool = pool;
-            snapshot.slots.clear();
-            snapshot.slots.extend(slots);
-        }
+        let mut snapshot = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        snapshot.pool = pool;
+        snapshot.slots.clear();
+        snapshot.slots.extend(slots);
     }
 }
