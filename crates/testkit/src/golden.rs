@@ -1,6 +1,6 @@
 //! The golden records of the zoo (tests/zoo/golden): what a reference computed from each model.
 
-use std::{collections::BTreeMap, fs};
+use std::{collections::BTreeMap, fs, path::Path};
 
 use anyhow::{Context, Result, ensure};
 use serde::Deserialize;
@@ -59,7 +59,11 @@ impl<T> Array<T> {
 impl ZooRecord {
     /// Reads the record of the zoo model `name`, e.g. `llama.f32`.
     pub fn read(name: &str) -> Result<ZooRecord> {
-        let directory = checkout().join("tests/zoo/golden");
+        Self::read_in(&checkout().join("tests/zoo/golden"), name)
+    }
+
+    /// Reads the record of the zoo model `name` from `directory`.
+    pub fn read_in(directory: &Path, name: &str) -> Result<ZooRecord> {
         let (json, bin) = (
             directory.join(format!("{name}.golden.json")),
             directory.join(format!("{name}.golden.bin")),

@@ -75,6 +75,11 @@ pub fn zoo_model(name: &str) -> Result<PathBuf> {
     Ok(path)
 }
 
+/// The whole zoo, `$VITRIOL_ZOO`: models with their records beside them; none when it is not set.
+pub fn whole_zoo() -> Option<PathBuf> {
+    variable("VITRIOL_ZOO").map(|zoo| zoo.join("out"))
+}
+
 /// The large golden files (logits), `$VITRIOL_GOLDEN`; none when it is not set.
 pub fn large_golden() -> Option<PathBuf> {
     variable("VITRIOL_GOLDEN").filter(|path| path.is_dir())

@@ -1,17 +1,19 @@
 //! A model's weights and the numbers that shape it, ready to compute.
 
+mod architecture;
+mod decoder;
 mod hyperparameters;
-mod llama;
 mod weights;
 
+pub use architecture::Architecture;
+pub use decoder::DecoderLayer;
 pub use hyperparameters::Hyperparameters;
-pub use llama::LlamaLayer;
 pub use weights::LoadProgress;
 
 use std::{path::PathBuf, sync::Arc};
 use vitriol_gguf::{Gguf, GgufError};
 use vitriol_kernels_core::TensorType;
-use vitriol_kernels_cpu::{Cpu, PackError, PanelMatrix, RopeStyle, RopeTable};
+use vitriol_kernels_cpu::{Cpu, PackError, PanelMatrix, RopeTable};
 use weights::TensorSource;
 
 /// Why a file cannot be run.
@@ -20,8 +22,9 @@ pub enum ModelError {
     #[error(transparent)]
     Gguf(#[from] GgufError),
     #[error(
-        "{}: architecture \"{architecture}\" is not supported yet; this release runs: llama",
-        file.display()
+        "{}: architecture \"{architecture}\" is not supported yet; this release runs: {}",
+        file.display(),
+        Architecture::names()
     )]
     Architecture { file: PathBuf, architecture: String },
     #[error("{}: {what}", file.display())]
@@ -56,7 +59,7 @@ pub enum ModelError {
         tensor: String,
         source: PackError,
     },
-    #[error("{}: {count} tensors are not used by architecture llama, the first is {first}", file.display())]
+    #[error("{}: {count} tensors are not used by the architecture, the first is {first}", file.display())]
     UnusedTensors {
         file: PathBuf,
         count: usize,
@@ -68,10 +71,10 @@ pub enum ModelError {
 /// [`crate::forward::KvStores`], by the same index). Hidden states cross stage borders, nothing else.
 #[derive(Debug)]
 pub struct Stage {
-    pub layers: Vec<LlamaLayer>,
+    pub layers: Vec<DecoderLayer>,
 }
 
-/// A model of architecture `llama` (Llama, Mistral, SmolLM and their kin).
+/// A decoder-only transformer, of whichever [`Architecture`].
 #[derive(Debug)]
 pub struct Model {
     pub hyper: Hyperparameters,
@@ -113,12 +116,12 @@ impl Model {
             false => None,
         };
         let layers = (0..hyper.n_layers)
-            .map(|index| LlamaLayer::load(&mut source, &hyper, index))
+            .map(|index| DecoderLayer::load(&mut source, &hyper, index))
             .collect::<Result<Vec<_>, _>>()?;
         let parameters = source.finish()?;
 
         let rope = RopeTable::new(
-            RopeStyle::Norm,
+            hyper.architecture.rope_style(),
             hyper.n_rot,
             hyper.rope_freq_base,
             hyper.rope_freq_scale,
@@ -144,7 +147,7 @@ impl Model {
             .stages
             .iter()
             .flat_map(|s| &s.layers)
-            .map(LlamaLayer::bytes);
+            .map(DecoderLayer::bytes);
         self.token_embd.bytes()
             + self.output.as_ref().map_or(0, PanelMatrix::bytes)
             + self.output_norm.len() * 4

@@ -114,7 +114,7 @@ impl engine_server::Engine for EngineService {
         let hyper = &model.hyper;
         Ok(Response::new(GetModelResponse {
             alias: engine.limits.alias.clone(),
-            architecture: "llama".to_owned(),
+            architecture: hyper.architecture.name().to_owned(),
             file: serving.file.display().to_string(),
             file_bytes: serving.file_bytes,
             parameters: model.parameters,

@@ -1,3 +1,14 @@
+//! Decoders of the block formats. Each has its layout in bytes above it; scales are little-endian
+//! f16 unless the layout says otherwise, and nibbles, bit fields and bit planes count from the lowest
+//! bit.
+
+mod codebooks;
+mod fp4;
+mod iq;
+mod k_quants;
+mod legacy;
+mod ternary;
+
 use thiserror::Error;
 
 use crate::TensorType;
@@ -6,9 +17,9 @@ use crate::half::{bf16_to_f32, f16_to_f32};
 /// Why a row could not be dequantised.
 #[derive(Debug, Error, PartialEq, Eq)]
 pub enum DequantiseError {
-    /// This release has no decoder for the type.
+    /// The type holds activations or plain numbers, never weights.
     #[error(
-        "cannot decode {0} weights in this release: use a file quantised to f32, f16, bf16, q8_0 or q4_1"
+        "cannot decode {0} as weights: the type is for activations or plain numbers; use a file whose weights are floats or quantised, e.g. q8_0 or q4_K"
     )]
     Unsupported(TensorType),
     /// Source and destination do not describe the same number of weights.
@@ -28,10 +39,13 @@ pub enum DequantiseError {
 /// Decodes one row of weights to f32.
 ///
 /// Shapes:   src row bytes of `out.len()` weights; out (cols)
-/// Errors:   a type without decoder, or lengths that do not match; `out` then stays untouched
-/// Numerics: bit-equal to ggml's `to_float`. All products of a 4- or 8-bit integer and an f16 scale
-///           are exact in f32, so that fused and separate multiply-add give the same value.
-/// Source:   ggml `ggml-quants.c` (dequantize_row_*)
+/// Errors:   a type that is not [`TensorType::is_dequantisable`], or lengths that do not match;
+///           `out` then stays untouched. Any bytes of the right length decode to something.
+/// Numerics: bit-equal to ggml's `to_float` for every value but NaN, whose payload is not defined.
+///           Every product of scales and quants fits the 24 bits of an f32 and is exact, so that the
+///           order of multiplications and fused multiply-add make no difference; where a minimum is
+///           added or taken off, that is the only rounding.
+/// Source:   ggml `ggml-quants.c` (dequantize_row_*) and `ggml-common.h` (block structs)
 pub fn dequantise_row(
     tensor_type: TensorType,
     src: &[u8],
@@ -48,63 +62,88 @@ pub fn dequantise_row(
         });
     }
     match tensor_type {
-        TensorType::F32 => {
-            for (value, bytes) in out.iter_mut().zip(src.as_chunks::<4>().0) {
-                *value = f32::from_le_bytes(*bytes);
-            }
-        }
-        TensorType::F16 => {
-            for (value, bytes) in out.iter_mut().zip(src.as_chunks::<2>().0) {
-                *value = f16_to_f32(u16::from_le_bytes(*bytes));
-            }
-        }
-        TensorType::BF16 => {
-            for (value, bytes) in out.iter_mut().zip(src.as_chunks::<2>().0) {
-                *value = bf16_to_f32(u16::from_le_bytes(*bytes));
-            }
-        }
-        TensorType::Q8_0 => {
-            for (values, block) in out
-                .as_chunks_mut::<32>()
-                .0
-                .iter_mut()
-                .zip(src.as_chunks::<34>().0)
-            {
-                dequantise_q8_0(block, values);
-            }
-        }
-        TensorType::Q4_1 => {
-            for (values, block) in out
-                .as_chunks_mut::<32>()
-                .0
-                .iter_mut()
-                .zip(src.as_chunks::<20>().0)
-            {
-                dequantise_q4_1(block, values);
-            }
-        }
-        other => return Err(DequantiseError::Unsupported(other)),
+        TensorType::F32 => decode_blocks(src, out, |bytes, [value]| {
+            *value = f32::from_le_bytes(*bytes);
+        }),
+        TensorType::F16 => decode_blocks(src, out, |bytes, [value]| {
+            *value = f16_to_f32(u16::from_le_bytes(*bytes));
+        }),
+        TensorType::BF16 => decode_blocks(src, out, |bytes, [value]| {
+            *value = bf16_to_f32(u16::from_le_bytes(*bytes));
+        }),
+        TensorType::Q4_0 => decode_blocks(src, out, legacy::q4_0),
+        TensorType::Q4_1 => decode_blocks(src, out, legacy::q4_1),
+        TensorType::Q5_0 => decode_blocks(src, out, legacy::q5_0),
+        TensorType::Q5_1 => decode_blocks(src, out, legacy::q5_1),
+        TensorType::Q8_0 => decode_blocks(src, out, legacy::q8_0),
+        TensorType::Q2_K => decode_blocks(src, out, k_quants::q2_k),
+        TensorType::Q3_K => decode_blocks(src, out, k_quants::q3_k),
+        TensorType::Q4_K => decode_blocks(src, out, k_quants::q4_k),
+        TensorType::Q5_K => decode_blocks(src, out, k_quants::q5_k),
+        TensorType::Q6_K => decode_blocks(src, out, k_quants::q6_k),
+        TensorType::IQ1_S => decode_blocks(src, out, iq::iq1_s),
+        TensorType::IQ1_M => decode_blocks(src, out, iq::iq1_m),
+        TensorType::IQ2_XXS => decode_blocks(src, out, iq::iq2_xxs),
+        TensorType::IQ2_XS => decode_blocks(src, out, iq::iq2_xs),
+        TensorType::IQ2_S => decode_blocks(src, out, iq::iq2_s),
+        TensorType::IQ3_XXS => decode_blocks(src, out, iq::iq3_xxs),
+        TensorType::IQ3_S => decode_blocks(src, out, iq::iq3_s),
+        TensorType::IQ4_NL => decode_blocks(src, out, iq::iq4_nl),
+        TensorType::IQ4_XS => decode_blocks(src, out, iq::iq4_xs),
+        TensorType::TQ1_0 => decode_blocks(src, out, ternary::tq1_0),
+        TensorType::TQ2_0 => decode_blocks(src, out, ternary::tq2_0),
+        TensorType::Q1_0 => decode_blocks(src, out, ternary::q1_0),
+        TensorType::Q2_0 => decode_blocks(src, out, ternary::q2_0),
+        TensorType::MXFP4 => decode_blocks(src, out, fp4::mxfp4),
+        TensorType::NVFP4 => decode_blocks(src, out, fp4::nvfp4),
+        TensorType::Q8_1
+        | TensorType::Q8_K
+        | TensorType::I8
+        | TensorType::I16
+        | TensorType::I32
+        | TensorType::I64
+        | TensorType::F64 => return Err(DequantiseError::Unsupported(tensor_type)),
     }
     Ok(())
 }
 
-/// Block: f16 scale d, 32 signed bytes q. Value: q·d.
-fn dequantise_q8_0(block: &[u8; 34], values: &mut [f32; 32]) {
-    let d = f16_to_f32(u16::from_le_bytes([block[0], block[1]]));
-    for (value, &q) in values.iter_mut().zip(&block[2..]) {
-        *value = f32::from(q as i8) * d;
+/// Decodes block after block; the lengths are checked by then.
+fn decode_blocks<const BYTES: usize, const LEN: usize>(
+    src: &[u8],
+    out: &mut [f32],
+    decode: impl Fn(&[u8; BYTES], &mut [f32; LEN]),
+) {
+    let (blocks, _) = src.as_chunks();
+    let (values, _) = out.as_chunks_mut();
+    for (block, values) in blocks.iter().zip(values) {
+        decode(block, values);
     }
 }
 
-/// Block: f16 scale d, f16 minimum m, 16 bytes of two nibbles q: weight i in the low half of byte
-/// i, weight 16 + i in its high half. Value: q·d + m.
-fn dequantise_q4_1(block: &[u8; 20], values: &mut [f32; 32]) {
-    let d = f16_to_f32(u16::from_le_bytes([block[0], block[1]]));
-    let m = f16_to_f32(u16::from_le_bytes([block[2], block[3]]));
-    let (low, high) = values.split_at_mut(16);
-    for ((low, high), &byte) in low.iter_mut().zip(high).zip(&block[4..]) {
-        *low = f32::from(byte & 15) * d + m;
-        *high = f32::from(byte >> 4) * d + m;
+/// The f16 at `offset`.
+fn f16_at(block: &[u8], offset: usize) -> f32 {
+    f16_to_f32(u16_at(block, offset))
+}
+
+fn u16_at(block: &[u8], offset: usize) -> u16 {
+    u16::from_le_bytes([block[offset], block[offset + 1]])
+}
+
+fn u32_at(block: &[u8], offset: usize) -> u32 {
+    u32::from(u16_at(block, offset)) | u32::from(u16_at(block, offset + 2)) << 16
+}
+
+/// Nibble `index`, low ones first.
+fn nibble(packed: &[u8], index: usize) -> u8 {
+    packed[index / 2] >> (4 * (index % 2)) & 15
+}
+
+/// Bytes of two nibbles q: the low ones are the first half of the weights, the high ones the second.
+fn decode_halves(qs: &[u8], values: &mut [f32], value_of: impl Fn(u8) -> f32) {
+    let (low, high) = values.split_at_mut(qs.len());
+    for ((low, high), &byte) in low.iter_mut().zip(high).zip(qs) {
+        *low = value_of(byte & 15);
+        *high = value_of(byte >> 4);
     }
 }
 
@@ -113,12 +152,26 @@ mod tests {
     use super::*;
 
     #[test]
-    fn refuses_what_it_cannot_decode_by_name() {
+    fn refuses_what_holds_no_weights_by_name() {
         let mut out = [7.0; 256];
-        let error = dequantise_row(TensorType::Q4_K, &[0; 144], &mut out).unwrap_err();
-        assert_eq!(error, DequantiseError::Unsupported(TensorType::Q4_K));
-        assert!(error.to_string().contains("q4_K"));
+        let error = dequantise_row(TensorType::Q8_K, &[0; 292], &mut out).unwrap_err();
+        assert_eq!(error, DequantiseError::Unsupported(TensorType::Q8_K));
+        assert!(error.to_string().contains("q8_K"));
         assert_eq!(out, [7.0; 256]);
+    }
+
+    #[test]
+    fn decodes_what_it_says_it_can() {
+        for &tensor_type in TensorType::ALL {
+            let block = vec![0; tensor_type.block_bytes()];
+            let mut out = vec![0.0; tensor_type.block_len()];
+            let decoded = dequantise_row(tensor_type, &block, &mut out);
+            assert_eq!(
+                decoded.is_ok(),
+                tensor_type.is_dequantisable(),
+                "{tensor_type}"
+            );
+        }
     }
 
     #[test]

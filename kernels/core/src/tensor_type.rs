@@ -131,6 +131,22 @@ impl TensorType {
         }
         (cols / self.block_len()).checked_mul(self.block_bytes())
     }
+
+    /// Whether tensors of this type can be weights, that is, whether [`crate::dequantise_row`] has a
+    /// decoder. Not those for activations (q8_1, q8_K) nor plain integers and f64.
+    #[must_use]
+    pub const fn is_dequantisable(self) -> bool {
+        !matches!(
+            self,
+            TensorType::Q8_1
+                | TensorType::Q8_K
+                | TensorType::I8
+                | TensorType::I16
+                | TensorType::I32
+                | TensorType::I64
+                | TensorType::F64
+        )
+    }
 }
 
 impl fmt::Display for TensorType {

@@ -1,9 +1,10 @@
-use super::ModelError;
-use vitriol_gguf::{Gguf, Metadata};
+use super::{Architecture, ModelError};
+use vitriol_gguf::{FromValue, Gguf, Metadata};
 
-/// The numbers that shape a model of architecture `llama`, checked against each other.
+/// The numbers that shape a model, checked against each other.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Hyperparameters {
+    pub architecture: Architecture,
     pub d_model: usize,
     pub d_ff: usize,
     pub n_layers: usize,
@@ -27,72 +28,73 @@ const DIMENSION_MAX: usize = 1 << 20;
 const LAYERS_MAX: usize = 1 << 12;
 
 impl Hyperparameters {
-    /// Reads and checks the keys of `llama`. Errors name the key.
+    /// Reads and checks the keys of the file's architecture. Errors name the key.
     pub fn read(gguf: &Gguf) -> Result<Self, ModelError> {
-        let architecture = gguf.architecture()?;
-        if architecture != "llama" {
-            return Err(ModelError::Architecture {
-                file: gguf.path().into(),
-                architecture: architecture.to_owned(),
-            });
-        }
+        let name = gguf.architecture()?;
+        let unknown = || ModelError::Architecture {
+            file: gguf.path().into(),
+            architecture: name.to_owned(),
+        };
+        let architecture = Architecture::from_name(name).ok_or_else(unknown)?;
         let keys = Keys {
             gguf,
             meta: gguf.metadata(),
+            prefix: architecture.name(),
         };
         keys.refuse_what_is_not_computed()?;
 
-        let d_model = keys.dimension("llama.embedding_length")?;
-        let n_heads = keys.dimension("llama.attention.head_count")?;
-        let n_kv_heads = match keys.meta.value("llama.attention.head_count_kv") {
-            Some(_) => keys.dimension("llama.attention.head_count_kv")?,
+        let d_model = keys.dimension("embedding_length")?;
+        let n_heads = keys.dimension("attention.head_count")?;
+        let n_kv_heads = match keys.get::<u32>("attention.head_count_kv")? {
+            Some(_) => keys.dimension("attention.head_count_kv")?,
             None => n_heads,
         };
-        let head_dim = match keys.meta.get_u32("llama.attention.key_length")? {
-            Some(_) => keys.dimension("llama.attention.key_length")?,
+        let head_dim = match keys.get::<u32>("attention.key_length")? {
+            Some(_) => keys.dimension("attention.key_length")?,
             None if d_model.is_multiple_of(n_heads) => d_model / n_heads,
             None => {
                 return Err(keys.wrong(
-                    "llama.attention.head_count",
+                    "attention.head_count",
                     format!("{n_heads} heads do not divide an embedding of {d_model}"),
                 ));
             }
         };
-        if let Some(value_length) = keys.meta.get_u32("llama.attention.value_length")?
+        if let Some(value_length) = keys.get::<u32>("attention.value_length")?
             && value_length as usize != head_dim
         {
             let problem = format!("value heads of {value_length} beside key heads of {head_dim}");
-            return Err(keys.wrong("llama.attention.value_length", problem));
+            return Err(keys.wrong("attention.value_length", problem));
         }
         if !n_heads.is_multiple_of(n_kv_heads) {
             let problem = format!("{n_kv_heads} KV heads do not divide {n_heads} heads");
-            return Err(keys.wrong("llama.attention.head_count_kv", problem));
+            return Err(keys.wrong("attention.head_count_kv", problem));
         }
-        let n_rot = match keys.meta.get_u32("llama.rope.dimension_count")? {
+        let n_rot = match keys.get::<u32>("rope.dimension_count")? {
             Some(n) => n as usize,
             None => head_dim,
         };
         if n_rot == 0 || n_rot > head_dim || !n_rot.is_multiple_of(2) {
             let problem = format!("{n_rot} is not an even number up to the head size {head_dim}");
-            return Err(keys.wrong("llama.rope.dimension_count", problem));
+            return Err(keys.wrong("rope.dimension_count", problem));
         }
-        let attention_scale = match keys.meta.get_f32("llama.attention.scale")? {
+        let attention_scale = match keys.get::<f32>("attention.scale")? {
             Some(scale) if scale > 0.0 => scale,
             _ => 1.0 / (head_dim as f32).sqrt(),
         };
         Ok(Self {
+            architecture,
             d_model,
-            d_ff: keys.dimension("llama.feed_forward_length")?,
-            n_layers: keys.bounded("llama.block_count", LAYERS_MAX)?,
+            d_ff: keys.dimension("feed_forward_length")?,
+            n_layers: keys.bounded("block_count", LAYERS_MAX)?,
             n_heads,
             n_kv_heads,
             head_dim,
             vocab: keys.vocab()?,
-            context_tokens_trained: keys.bounded("llama.context_length", u32::MAX as usize)?,
-            rms_eps: keys.positive("llama.attention.layer_norm_rms_epsilon")?,
+            context_tokens_trained: keys.bounded("context_length", u32::MAX as usize)?,
+            rms_eps: keys.positive("attention.layer_norm_rms_epsilon")?,
             n_rot,
-            rope_freq_base: match keys.meta.get_f32("llama.rope.freq_base")? {
-                Some(_) => keys.positive("llama.rope.freq_base")?,
+            rope_freq_base: match keys.get::<f32>("rope.freq_base")? {
+                Some(_) => keys.positive("rope.freq_base")?,
                 None => 10_000.0,
             },
             rope_freq_scale: keys.rope_freq_scale()?,
@@ -101,22 +103,36 @@ impl Hyperparameters {
     }
 }
 
+/// The keys below the architecture's prefix.
 struct Keys<'a> {
     gguf: &'a Gguf,
     meta: Metadata<'a>,
+    prefix: &'static str,
 }
 
 impl Keys<'_> {
+    fn full(&self, key: &str) -> String {
+        format!("{}.{key}", self.prefix)
+    }
+
+    fn get<'b, T: FromValue<'b>>(&'b self, key: &str) -> Result<Option<T>, ModelError> {
+        Ok(self.meta.get(&self.full(key))?)
+    }
+
+    fn require<'b, T: FromValue<'b>>(&'b self, key: &str) -> Result<T, ModelError> {
+        Ok(self.meta.require(&self.full(key))?)
+    }
+
     fn wrong(&self, key: &str, problem: String) -> ModelError {
         ModelError::Value {
             file: self.gguf.path().into(),
-            key: key.to_owned(),
+            key: self.full(key),
             problem,
         }
     }
 
     fn bounded(&self, key: &str, most: usize) -> Result<usize, ModelError> {
-        let value: u32 = self.meta.require(key)?;
+        let value: u32 = self.require(key)?;
         match value as usize {
             0 => Err(self.wrong(key, "is 0".to_owned())),
             value if value > most => Err(self.wrong(key, format!("{value} is above {most}"))),
@@ -129,7 +145,7 @@ impl Keys<'_> {
     }
 
     fn positive(&self, key: &str) -> Result<f32, ModelError> {
-        let value: f32 = self.meta.require(key)?;
+        let value: f32 = self.require(key)?;
         if value.is_finite() && value > 0.0 {
             return Ok(value);
         }
@@ -144,33 +160,33 @@ impl Keys<'_> {
         };
         let tensor = self.gguf.tensor("token_embd.weight").ok_or_else(missing)?;
         let rows = tensor.dims.get(1).copied().unwrap_or(1);
-        if let Some(stated) = self.meta.get_u64("llama.vocab_size")?
+        if let Some(stated) = self.get::<u64>("vocab_size")?
             && stated != rows
         {
             let problem = format!("{stated} tokens, but token_embd.weight has {rows} rows");
-            return Err(self.wrong("llama.vocab_size", problem));
+            return Err(self.wrong("vocab_size", problem));
         }
         match usize::try_from(rows) {
             Ok(rows) if rows <= 1 << 24 => Ok(rows),
-            _ => Err(self.wrong("llama.vocab_size", format!("{rows} tokens are too many"))),
+            _ => Err(self.wrong("vocab_size", format!("{rows} tokens are too many"))),
         }
     }
 
     fn rope_freq_scale(&self) -> Result<f32, ModelError> {
-        let scaling = self.meta.get_str("llama.rope.scaling.type")?;
+        let scaling = self.get::<&str>("rope.scaling.type")?;
         let factor = match scaling {
-            None | Some("none") => self.meta.get_f32("llama.rope.scale_linear")?,
-            Some("linear") => Some(self.positive("llama.rope.scaling.factor")?),
+            None | Some("none") => self.get::<f32>("rope.scale_linear")?,
+            Some("linear") => Some(self.positive("rope.scaling.factor")?),
             Some(other) => {
                 let problem = format!("rope scaling \"{other}\" is not supported yet");
-                return Err(self.wrong("llama.rope.scaling.type", problem));
+                return Err(self.wrong("rope.scaling.type", problem));
             }
         };
         Ok(factor.filter(|f| *f > 0.0).map_or(1.0, |f| 1.0 / f))
     }
 
     fn refuse_what_is_not_computed(&self) -> Result<(), ModelError> {
-        if self.meta.get_u32("llama.expert_count")?.unwrap_or(0) > 0 {
+        if self.get::<u32>("expert_count")?.unwrap_or(0) > 0 {
             return Err(ModelError::Unsupported {
                 file: self.gguf.path().into(),
                 what: "mixture-of-experts models are not supported yet".to_owned(),

@@ -2,6 +2,9 @@ use super::{Cpu, Shared};
 use crate::kv::{KvPlace, KvStore, PAGE_TOKENS};
 use crate::rope::RopeAngles;
 
+/// Longest head the norm of heads takes.
+const HEAD_DIM_MAX: usize = 256;
+
 /// Elements per item of an elementwise op: below that a dispatch costs more than it saves.
 const ITEM_LEN: usize = 16 << 10;
 
@@ -20,6 +23,47 @@ impl Cpu {
                 let x = &x[(first + i) * d..][..d];
                 // SAFETY: the table was chosen for this processor.
                 unsafe { (self.table.rms_norm_row)(x, w, eps, out) };
+            }
+        });
+    }
+
+    /// As [`Cpu::rms_norm`] on every stretch of `w.len()` elements of `x`, in place: the norm of each
+    /// head of q or k.
+    ///
+    /// Shapes: x (rows, d); w (d), d ≤ 256
+    pub fn rms_norm_in_place(&self, x: &mut [f32], w: &[f32], eps: f32) {
+        let d = w.len();
+        assert!((1..=HEAD_DIM_MAX).contains(&d), "w is (d {d})");
+        assert!(
+            x.len().is_multiple_of(d),
+            "x is (rows, d {d}), not {} elements",
+            x.len()
+        );
+        self.for_rows(x, d, |_, rows| {
+            let mut copy = [0.0; HEAD_DIM_MAX];
+            for row in rows.chunks_exact_mut(d) {
+                copy[..d].copy_from_slice(row);
+                // SAFETY: the table was chosen for this processor.
+                unsafe { (self.table.rms_norm_row)(&copy[..d], w, eps, row) };
+            }
+        });
+    }
+
+    /// x += bias, row by row.
+    ///
+    /// Shapes: x (n, bias.len())
+    pub fn add_bias(&self, x: &mut [f32], bias: &[f32]) {
+        let d = bias.len();
+        assert!(
+            d > 0 && x.len().is_multiple_of(d),
+            "x is (n, d {d}), not {} elements",
+            x.len()
+        );
+        self.for_rows(x, d, |_, rows| {
+            for row in rows.chunks_exact_mut(d) {
+                for (x, b) in row.iter_mut().zip(bias) {
+                    *x += b;
+                }
             }
         });
     }

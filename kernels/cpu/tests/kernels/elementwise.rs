@@ -163,3 +163,32 @@ fn fused_instruction_sets_agree_bit_for_bit() {
     });
     assert_eq!(first_difference(&a, &b), None);
 }
+
+#[test]
+fn heads_are_normed_in_place_as_rows_are() {
+    for cpu in cpus(&[1, 2]) {
+        for d in [1, 16, 20, 64, 128, 256] {
+            let mut random = Random::new(d as u64);
+            let rows = LONG / 256;
+            let (x, w) = (random.units(rows * d), random.units(d));
+            let mut out = vec![f32::NAN; rows * d];
+            cpu.rms_norm(&x, &w, 1e-6, rows, d, &mut out);
+            let mut in_place = x;
+            cpu.rms_norm_in_place(&mut in_place, &w, 1e-6);
+            assert_eq!(first_difference(&in_place, &out), None, "d {d}");
+        }
+    }
+}
+
+#[test]
+fn a_bias_is_added_to_every_row() {
+    for cpu in cpus(&[1, 2]) {
+        let mut random = Random::new(9);
+        let (n, d) = (LONG / 33, 33);
+        let (x, bias) = (random.units(n * d), random.units(d));
+        let mut out = x.clone();
+        cpu.add_bias(&mut out, &bias);
+        let expected: Vec<f32> = x.iter().enumerate().map(|(i, x)| x + bias[i % d]).collect();
+        assert_eq!(first_difference(&out, &expected), None);
+    }
+}
