@@ -18,16 +18,69 @@ const MODELS: [&str; 2] = ["qwen2.f32", "qwen3.f32"];
 /// Limit on |Δlogit| for weights multiplied in f32; the reference's own spread is below 2e-5.
 const LOGIT_TOLERANCE: f32 = 2e-4;
 
+/// Every type of weights, in a llama model; what the file holds, multiplied in f32.
+const STORED: [&str; 25] = [
+    "f16",
+    "bf16",
+    "q4_0",
+    "q4_1",
+    "q5_0",
+    "q5_1",
+    "q8_0",
+    "q2_k",
+    "q3_k",
+    "q4_k",
+    "q5_k",
+    "q6_k",
+    "iq1_s",
+    "iq1_m",
+    "iq2_xxs",
+    "iq2_xs",
+    "iq2_s",
+    "iq3_xxs",
+    "iq3_s",
+    "iq4_nl",
+    "iq4_xs",
+    "tq1_0",
+    "tq2_0",
+    "mxfp4",
+    "q4_k_m-mix",
+];
+
 /// Calls `check` for every model and its record; a missing file of a zoo that is there is a failure.
-fn for_each_model(check: impl Fn(&str, &Path, &ZooRecord)) {
+fn for_each(names: impl IntoIterator<Item = String>, check: impl Fn(&str, &Path, &ZooRecord)) {
     let Some(zoo) = places::whole_zoo() else {
         eprintln!("VITRIOL_ZOO is not set: nothing compared");
         return;
     };
-    for name in MODELS {
-        let record = ZooRecord::read_in(&zoo, name).unwrap();
-        check(name, &zoo.join(format!("{name}.gguf")), &record);
+    for name in names {
+        let record = ZooRecord::read_in(&zoo, &name).unwrap();
+        check(&name, &zoo.join(format!("{name}.gguf")), &record);
     }
+}
+
+fn for_each_model(check: impl Fn(&str, &Path, &ZooRecord)) {
+    for_each(MODELS.map(str::to_owned), check);
+}
+
+#[test]
+fn every_type_of_weights_matches_its_dequantised_reference() {
+    for_each(
+        STORED.map(|t| format!("llama.{t}")),
+        |name, path, record| {
+            let expected = record.f32("deq_logits_batch").unwrap();
+            let mut runner = Runner::load(path, 2, None, 8).unwrap();
+            let logits = runner.logits(&record.tokens, &[]).unwrap();
+            for (row, &position) in record.positions.iter().enumerate() {
+                let ours = &logits[position * runner.vocab()..][..runner.vocab()];
+                let difference = max_difference(ours, expected.row(row));
+                assert!(
+                    difference <= LOGIT_TOLERANCE,
+                    "{name}: position {position}: |Δlogit| {difference:e}"
+                );
+            }
+        },
+    );
 }
 
 #[test]

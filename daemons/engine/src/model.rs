@@ -12,7 +12,6 @@ pub use weights::LoadProgress;
 
 use std::{path::PathBuf, sync::Arc};
 use vitriol_gguf::{Gguf, GgufError};
-use vitriol_kernels_core::TensorType;
 use vitriol_kernels_cpu::{Cpu, PackError, PanelMatrix, RopeTable};
 use weights::TensorSource;
 
@@ -45,8 +44,8 @@ pub enum ModelError {
         expected: Vec<u64>,
     },
     #[error(
-        "{}: tensor {tensor}: weights of type {tensor_type} are not supported yet; \
-         this release computes f32, f16, bf16, q8_0 and q4_1", file.display()
+        "{}: tensor {tensor}: {tensor_type} is not a type of weights",
+        file.display()
     )]
     TensorType {
         file: PathBuf,
@@ -163,12 +162,6 @@ impl Model {
     pub fn output_matrix(&self) -> &PanelMatrix {
         self.output.as_ref().unwrap_or(&self.token_embd)
     }
-}
-
-/// Whether this release computes with weights of this type.
-fn is_computable(tensor_type: TensorType) -> bool {
-    use TensorType::{BF16, F16, F32, Q4_1, Q8_0};
-    matches!(tensor_type, F32 | F16 | BF16 | Q8_0 | Q4_1)
 }
 
 fn identity(gguf: &Gguf) -> [u8; 32] {

@@ -1,6 +1,5 @@
-//! Decoders of the block formats. Each has its layout in bytes above it; scales are little-endian
-//! f16 unless the layout says otherwise, and nibbles, bit fields and bit planes count from the lowest
-//! bit.
+//! Decoders of the block formats. Each has its layout in bytes above it; d, m and dmin are f16,
+//! numbers little-endian, and nibbles, bit fields and bit planes count from the lowest bit.
 
 mod codebooks;
 mod fp4;
@@ -19,7 +18,7 @@ use crate::half::{bf16_to_f32, f16_to_f32};
 pub enum DequantiseError {
     /// The type holds activations or plain numbers, never weights.
     #[error(
-        "cannot decode {0} as weights: the type is for activations or plain numbers; use a file whose weights are floats or quantised, e.g. q8_0 or q4_K"
+        "cannot decode {0} as weights: it is a type of activations or plain numbers; use a file with weights in e.g. f16, q8_0 or q4_K"
     )]
     Unsupported(TensorType),
     /// Source and destination do not describe the same number of weights.
@@ -42,9 +41,9 @@ pub enum DequantiseError {
 /// Errors:   a type that is not [`TensorType::is_dequantisable`], or lengths that do not match;
 ///           `out` then stays untouched. Any bytes of the right length decode to something.
 /// Numerics: bit-equal to ggml's `to_float` for every value but NaN, whose payload is not defined.
-///           Every product of scales and quants fits the 24 bits of an f32 and is exact, so that the
-///           order of multiplications and fused multiply-add make no difference; where a minimum is
-///           added or taken off, that is the only rounding.
+///           Every product of scales and quants fits the 24 bits of an f32 and is exact, so that
+///           neither the order of multiplications nor fused multiply-add makes a difference; where
+///           a minimum is added or taken off, that is the only rounding.
 /// Source:   ggml `ggml-quants.c` (dequantize_row_*) and `ggml-common.h` (block structs)
 pub fn dequantise_row(
     tensor_type: TensorType,
@@ -138,7 +137,8 @@ fn nibble(packed: &[u8], index: usize) -> u8 {
     packed[index / 2] >> (4 * (index % 2)) & 15
 }
 
-/// Bytes of two nibbles q: the low ones are the first half of the weights, the high ones the second.
+/// Bytes of two nibbles q: the low ones are the first half of the weights, the high ones the
+/// second.
 fn decode_halves(qs: &[u8], values: &mut [f32], value_of: impl Fn(u8) -> f32) {
     let (low, high) = values.split_at_mut(qs.len());
     for ((low, high), &byte) in low.iter_mut().zip(high).zip(qs) {

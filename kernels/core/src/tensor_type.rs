@@ -132,8 +132,8 @@ impl TensorType {
         (cols / self.block_len()).checked_mul(self.block_bytes())
     }
 
-    /// Whether tensors of this type can be weights, that is, whether [`crate::dequantise_row`] has a
-    /// decoder. Not those for activations (q8_1, q8_K) nor plain integers and f64.
+    /// Whether tensors of this type can be weights, that is, whether [`crate::dequantise_row`] has
+    /// a decoder. Not those for activations (q8_1, q8_K) nor plain integers and f64.
     #[must_use]
     pub const fn is_dequantisable(self) -> bool {
         !matches!(

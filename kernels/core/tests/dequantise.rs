@@ -103,8 +103,8 @@ impl ZooRows {
     }
 }
 
-/// All of the zoo's rows, `$VITRIOL_ZOO/out/dequant.bin`. Without it `ops/test` says that this did not
-/// run; if it is set, the file has to be there.
+/// All of the zoo's rows, `$VITRIOL_ZOO/out/dequant.bin`. Without it `ops/test` says that this did
+/// not run; if it is set, the file has to be there.
 #[test]
 fn every_row_of_the_zoo_equals_ggml() {
     let Some(zoo) = zoo_directory() else {

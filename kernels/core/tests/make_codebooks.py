@@ -20,9 +20,9 @@ BOOKS = [  # name, format that has it
 ]
 
 HEADER = """\
-//! Codebooks of the IQ formats as bitmaps: bit `code % 64` of word `code / 64` is set where the point
-//! with that code belongs to the book ([`super::iq::points`] says what a code is). They were chosen by
-//! statistics over real weights, so that no formula gives them.
+//! Codebooks of the IQ formats as bitmaps: bit `code % 64` of word `code / 64` is set where the
+//! point with that code belongs to the book ([`super::iq::points`] says what a code is). They were
+//! chosen by statistics over real weights, so that no formula gives them.
 //!
 //! Source: ggml `ggml-common.h`, by way of gguf 0.19.0; written by tests/make_codebooks.py.
 """

@@ -2,8 +2,8 @@ use std::alloc::Layout;
 use std::ptr::NonNull;
 
 use thiserror::Error;
-use vitriol_kernels_core::TensorType;
 use vitriol_kernels_core::half::{bf16_to_f32, f16_to_f32};
+use vitriol_kernels_core::{TensorType, dequantise_row};
 use vitriol_shm::{EXTENT_BYTES, Reservation, ReservationError};
 
 use crate::generic::formats::panel_bytes;
@@ -12,10 +12,8 @@ use crate::generic::matmul::PanelView;
 /// Why a weight matrix could not be packed.
 #[derive(Debug, Error)]
 pub enum PackError {
-    /// No kernel for the type in this release.
-    #[error(
-        "no kernel for {0} weights in this release: use a file quantised to f32, f16, bf16, q8_0 or q4_1"
-    )]
+    /// Not a type that weights are stored in.
+    #[error("{0} is not a type of weights")]
     Unsupported(TensorType),
     /// The rows are not whole blocks, or there is nothing in the matrix.
     #[error("a ({rows}, {cols}) matrix cannot be {tensor_type}: rows are blocks of {}", tensor_type.block_len())]
@@ -55,9 +53,14 @@ pub enum PackError {
 /// A weight matrix in panels of 16 interleaved rows, the layout the matmul kernels stream.
 ///
 /// Shapes: (rows, cols), rows padded to 16 with zero weights
-/// Cost:   the bytes of the file (padding aside); packing is one transpose in 2- or 4-byte words
+/// Cost:   f32, f16, bf16, q8_0 and q4_1 take the bytes of the file (padding aside) and are packed by
+///         one transpose in 2- or 4-byte words; every other type is decoded to f32 panels, 4 bytes a
+///         weight, until it has a kernel of its own
 pub struct PanelMatrix {
+    /// Type of the weights in the file.
     tensor_type: TensorType,
+    /// Type of the weights in the panels.
+    panel_type: TensorType,
     rows: usize,
     cols: usize,
     panel_bytes: usize,
@@ -146,10 +149,20 @@ impl PanelMatrix {
         if rows == 0 || cols == 0 || !cols.is_multiple_of(tensor_type.block_len()) {
             return Err(shape);
         }
-        let Some(panel_bytes) = panel_bytes(tensor_type, cols) else {
-            return Err(PackError::Unsupported(tensor_type));
+        let (panel_type, panel_bytes) = match panel_bytes(tensor_type, cols) {
+            Some(bytes) => (tensor_type, bytes),
+            None if tensor_type.is_dequantisable() => {
+                let as_f32 = panel_bytes(TensorType::F32, cols);
+                (
+                    TensorType::F32,
+                    as_f32.ok_or(PackError::Unsupported(tensor_type))?,
+                )
+            }
+            None => return Err(PackError::Unsupported(tensor_type)),
         };
-        let row_bytes = panel_bytes / 16;
+        let Some(row_bytes) = tensor_type.row_bytes(cols) else {
+            return Err(shape);
+        };
         let Some(needed) = row_bytes.checked_mul(rows) else {
             return Err(shape);
         };
@@ -166,11 +179,18 @@ impl PanelMatrix {
         let bytes = panel_bytes.checked_mul(rows.div_ceil(16)).ok_or(shape)?;
         let mut memory = Memory::zeroed(bytes)?;
         let panels = memory.bytes_mut().chunks_exact_mut(panel_bytes);
+        let mut decoded = Vec::new();
         for (panel, rows) in panels.zip(src.chunks(16 * row_bytes)) {
-            pack_panel(tensor_type, cols, rows, panel);
+            if panel_type == tensor_type {
+                pack_panel(panel_type, cols, rows, panel);
+            } else {
+                decode_rows(tensor_type, cols, rows, row_bytes, &mut decoded)?;
+                pack_panel(panel_type, cols, &decoded, panel);
+            }
         }
         Ok(Self {
             tensor_type,
+            panel_type,
             rows,
             cols,
             panel_bytes,
@@ -196,7 +216,7 @@ impl PanelMatrix {
         self.memory.len()
     }
 
-    /// Type of the weights.
+    /// Type of the weights in the file.
     #[must_use]
     pub fn tensor_type(&self) -> TensorType {
         self.tensor_type
@@ -215,7 +235,7 @@ impl PanelMatrix {
         let panel = &self.memory.bytes()[row / 16 * self.panel_bytes..][..self.panel_bytes];
         let lane = row % 16;
         let half = |at: usize| u16::from_le_bytes([panel[at], panel[at + 1]]);
-        match self.tensor_type {
+        match self.panel_type {
             TensorType::F32 => {
                 for (value, column) in out.iter_mut().zip(panel.as_chunks::<64>().0) {
                     let at = 4 * lane;
@@ -265,7 +285,7 @@ impl PanelMatrix {
 
     pub(crate) fn view(&self) -> PanelView {
         PanelView {
-            tensor_type: self.tensor_type,
+            tensor_type: self.panel_type,
             base: self.memory.base(),
             panel_bytes: self.panel_bytes,
             rows: self.rows,
@@ -293,6 +313,24 @@ impl std::fmt::Debug for PanelMatrix {
 }
 
 /// Interleaves up to 16 rows; lanes without a row stay zero.
+/// Rows of a stored type as f32 bytes, row after row, in `decoded`.
+fn decode_rows(
+    tensor_type: TensorType,
+    cols: usize,
+    rows: &[u8],
+    row_bytes: usize,
+    decoded: &mut Vec<u8>,
+) -> Result<(), PackError> {
+    let mut row = vec![0.0f32; cols];
+    decoded.clear();
+    for stored in rows.chunks_exact(row_bytes) {
+        dequantise_row(tensor_type, stored, &mut row)
+            .map_err(|_| PackError::Unsupported(tensor_type))?;
+        decoded.extend(row.iter().flat_map(|value| value.to_le_bytes()));
+    }
+    Ok(())
+}
+
 fn pack_panel(tensor_type: TensorType, cols: usize, rows: &[u8], panel: &mut [u8]) {
     let row_bytes = panel.len() / 16;
     for (lane, row) in rows.chunks_exact(row_bytes).enumerate() {

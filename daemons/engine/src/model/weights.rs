@@ -1,4 +1,4 @@
-use super::{ModelError, is_computable};
+use super::ModelError;
 use std::collections::HashSet;
 use vitriol_gguf::{Gguf, Tensor};
 use vitriol_kernels_core::dequantise_row;
@@ -109,7 +109,7 @@ impl<'a> TensorSource<'a> {
                 expected: shape.to_vec(),
             });
         }
-        if !is_computable(tensor.tensor_type) {
+        if !tensor.tensor_type.is_dequantisable() {
             return Err(ModelError::TensorType {
                 file: file(),
                 tensor: name.to_owned(),

@@ -2,11 +2,12 @@
 
 use super::decode_halves;
 
-/// Twice the value of each E2M1 number, so that they are integers; scales are halved for it. Negative
-/// zero is stored as plain zero, as ggml has it.
+/// Twice the value of each E2M1 number, so that they are integers; scales are halved for it.
+/// Negative zero is stored as plain zero, as ggml has it.
 const E2M1_DOUBLED: [i8; 16] = [0, 1, 2, 3, 4, 6, 8, 12, 0, -1, -2, -3, -4, -6, -8, -12];
 
-/// Bytes: scale 0..1 (E8M0: 2^(e − 127)), q 1..17 (E2M1, [`decode_halves`]). Value: q·scale.
+/// Bytes: scale 0..1 (E8M0: 2^(e − 127)), q 1..17 (E2M1, [`decode_halves`]).
+/// Value: q·scale.
 ///
 /// Source: OCP Microscaling Formats (MX) 1.0, §5; e = 255 is NaN there, 2^128 here as in ggml, and
 /// most of its products are infinite.
@@ -18,8 +19,9 @@ pub(super) fn mxfp4(block: &[u8; 17], values: &mut [f32; 32]) {
 }
 
 /// Bytes: scales 0..4 (UE4M3, one for 16 weights), q 4..36 (E2M1, 8 bytes for 16 weights,
-/// [`decode_halves`]). Value: q·scale. The f32 scale that NVFP4 has for a whole tensor is a tensor of
-/// its own in the file and not applied here.
+/// [`decode_halves`]).
+/// Value: q·scale. The f32 scale that NVFP4 has for a whole tensor is a tensor of its own in the
+/// file and not applied here.
 pub(super) fn nvfp4(block: &[u8; 36], values: &mut [f32; 64]) {
     let (quants, _) = block[4..].as_chunks::<8>();
     let (groups, _) = values.as_chunks_mut::<16>();

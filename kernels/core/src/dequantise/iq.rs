@@ -1,9 +1,9 @@
-//! Formats whose quants are indices: into a codebook of points with 4 or 8 coordinates, one for each
-//! of so many neighbouring weights, or into 16 unevenly spaced levels (iq4). Super-blocks have 256
-//! weights; "point k" decodes weights 8·k.. or 4·k...
+//! Formats whose quants are indices: into a codebook of points with 4 or 8 coordinates, one for
+//! each of so many neighbouring weights, or into 16 unevenly spaced levels (iq4). Super-blocks have
+//! 256 weights; "point k" decodes weights 8·k.. or 4·k...
 //!
-//! Points of iq2 and iq3 have positive coordinates and the signs are stored apart, lowest bit first,
-//! set for minus. Points of iq1 have the coordinates −1, 0 and 1, shifted together by ±1/8.
+//! Points of iq2 and iq3 have positive coordinates and the signs are stored apart, lowest bit
+//! first, set for minus. Points of iq1 have the coordinates −1, 0 and 1, shifted together by ±1/8.
 
 use super::{codebooks, decode_halves, f16_at, nibble, u16_at, u32_at};
 use crate::half::f16_to_f32;
@@ -21,8 +21,9 @@ const IQ4_LEVELS: [i8; 16] = [
     -127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113,
 ];
 
-/// Points of a codebook, ascending by code. A code is the number whose digits, lowest first, are the
-/// coordinates, each a place in `levels`; `members` is the bitmap of the codes that belong to it.
+/// Points of a codebook, ascending by code. A code is the number whose digits, lowest first, are
+/// the coordinates, each a place in `levels`; `members` is the bitmap of the codes that belong to
+/// it.
 pub(super) const fn points<const DIMS: usize, const POINTS: usize>(
     members: &[u64],
     levels: &[i8],
@@ -47,7 +48,8 @@ pub(super) const fn points<const DIMS: usize, const POINTS: usize>(
     points
 }
 
-/// Bytes: d 0..2, then 8 groups of 32 weights: point indices 4, signs and scale 4 ([`seven_signs`]).
+/// Bytes: d 0..2, then 8 groups of 32 weights: point indices 4, signs and scale 4
+/// ([`seven_signs`]).
 /// Value: ±point·d·(scale + ½)/4.
 pub(super) fn iq2_xxs(block: &[u8; 66], values: &mut [f32; 256]) {
     let d = f16_at(block, 0);
@@ -67,8 +69,9 @@ pub(super) fn iq2_xxs(block: &[u8; 66], values: &mut [f32; 256]) {
     }
 }
 
-/// Bytes: d 0..2, points 2..66 (u16: index 9 bits, signs 7, [`seven_signs`]), scales 66..74 (nibbles,
-/// one for two points). Value: ±point·d·(scale + ½)/4.
+/// Bytes: d 0..2, points 2..66 (u16: index 9 bits, signs 7, [`seven_signs`]), scales 66..74
+/// (nibbles, one for two points).
+/// Value: ±point·d·(scale + ½)/4.
 pub(super) fn iq2_xs(block: &[u8; 74], values: &mut [f32; 256]) {
     let d = f16_at(block, 0);
     for (k, values) in values.as_chunks_mut::<8>().0.iter_mut().enumerate() {
@@ -79,8 +82,9 @@ pub(super) fn iq2_xs(block: &[u8; 74], values: &mut [f32; 256]) {
     }
 }
 
-/// Bytes: d 0..2, low 8 bits of the point indices 2..34, signs 34..66, high bits of the indices 66..74
-/// (2 for each point), scales 74..82 (nibbles, one for two points). Value: ±point·d·(scale + ½)/4.
+/// Bytes: d 0..2, low 8 bits of the point indices 2..34, signs 34..66, high bits of the indices
+/// 66..74 (2 for each point), scales 74..82 (nibbles, one for two points).
+/// Value: ±point·d·(scale + ½)/4.
 pub(super) fn iq2_s(block: &[u8; 82], values: &mut [f32; 256]) {
     let d = f16_at(block, 0);
     for (k, values) in values.as_chunks_mut::<8>().0.iter_mut().enumerate() {
@@ -92,7 +96,8 @@ pub(super) fn iq2_s(block: &[u8; 82], values: &mut [f32; 256]) {
 }
 
 /// Bytes: d 0..2, point indices 2..66, then 8 times signs and scale of 32 weights 4
-/// ([`seven_signs`]). Value: ±point·d·(scale + ½)/2.
+/// ([`seven_signs`]).
+/// Value: ±point·d·(scale + ½)/2.
 pub(super) fn iq3_xxs(block: &[u8; 98], values: &mut [f32; 256]) {
     let d = f16_at(block, 0);
     let (indices, _) = block[2..66].as_chunks::<2>();
@@ -112,8 +117,8 @@ pub(super) fn iq3_xxs(block: &[u8; 98], values: &mut [f32; 256]) {
     }
 }
 
-/// Bytes: d 0..2, low 8 bits of the point indices 2..66, their ninth bits 66..74 (point k in bit k % 8
-/// of byte k / 8), signs 74..106, scales 106..110 (nibbles, one for 32 weights).
+/// Bytes: d 0..2, low 8 bits of the point indices 2..66, their ninth bits 66..74 (point k in bit k
+/// % 8 of byte k / 8), signs 74..106, scales 106..110 (nibbles, one for 32 weights).
 /// Value: ±point·d·(2·scale + 1).
 pub(super) fn iq3_s(block: &[u8; 110], values: &mut [f32; 256]) {
     let d = f16_at(block, 0);
@@ -126,8 +131,8 @@ pub(super) fn iq3_s(block: &[u8; 110], values: &mut [f32; 256]) {
     }
 }
 
-/// Bytes: d 0..2, low 8 bits of the point indices 2..34, then for each 32 weights a u16 34..50: high 3
-/// bits of its four indices, scale 3, shift 1 (set: −1/8, else 1/8).
+/// Bytes: d 0..2, low 8 bits of the point indices 2..34, then for each 32 weights a u16 34..50:
+/// high 3 bits of its four indices, scale 3, shift 1 (set: −1/8, else 1/8).
 /// Value: (point + shift)·d·(2·scale + 1).
 pub(super) fn iq1_s(block: &[u8; 50], values: &mut [f32; 256]) {
     let d = f16_at(block, 0);
@@ -140,9 +145,10 @@ pub(super) fn iq1_s(block: &[u8; 50], values: &mut [f32; 256]) {
     }
 }
 
-/// Bytes: low 8 bits of the point indices 0..32, then for each point a nibble 32..48: high 3 bits of
-/// its index, shift 1 (as in iq1_s), then four u16 48..56: 3-bit scales of four groups of 16 weights,
-/// and in the top four bits a quarter of d, lowest first. Value: (point + shift)·d·(2·scale + 1).
+/// Bytes: low 8 bits of the point indices 0..32, then for each point a nibble 32..48: high 3 bits
+/// of its index, shift 1 (as in iq1_s), then four u16 48..56: 3-bit scales of four groups of 16
+/// weights, and in the top four bits a quarter of d, lowest first.
+/// Value: (point + shift)·d·(2·scale + 1).
 pub(super) fn iq1_m(block: &[u8; 56], values: &mut [f32; 256]) {
     let quarter = |i: usize| u16_at(block, 48 + 2 * i) >> 12 << (4 * i);
     let d = f16_to_f32(quarter(0) | quarter(1) | quarter(2) | quarter(3));
@@ -156,14 +162,16 @@ pub(super) fn iq1_m(block: &[u8; 56], values: &mut [f32; 256]) {
     }
 }
 
-/// Bytes: d 0..2, q 2..18 (nibbles, [`decode_halves`]). Value: level(q)·d.
+/// Bytes: d 0..2, q 2..18 (nibbles, [`decode_halves`]).
+/// Value: level(q)·d.
 pub(super) fn iq4_nl(block: &[u8; 18], values: &mut [f32; 32]) {
     let d = f16_at(block, 0);
     decode_halves(&block[2..], values, |q| iq4_level(q) * d);
 }
 
-/// Bytes: d 0..2, high bits of the scales 2..4 (2 for each group), their low bits 4..8 (nibbles), then
-/// 8 groups of 32 weights, q 16 each (nibbles, [`decode_halves`]). Value: level(q)·d·(scale − 32).
+/// Bytes: d 0..2, high bits of the scales 2..4 (2 for each group), their low bits 4..8 (nibbles),
+/// then 8 groups of 32 weights, q 16 each (nibbles, [`decode_halves`]).
+/// Value: level(q)·d·(scale − 32).
 pub(super) fn iq4_xs(block: &[u8; 136], values: &mut [f32; 256]) {
     let d = f16_at(block, 0);
     let high_bits = u16_at(block, 2);

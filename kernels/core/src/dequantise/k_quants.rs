@@ -5,8 +5,9 @@
 
 use super::{f16_at, nibble};
 
-/// Bytes: scale and minimum of group g in the low and high nibble of byte g 0..16, q 16..80 (planes of
-/// 2 bits), d 80..82, dmin 82..84. Groups of 16. Value: q·(d·scale) − dmin·minimum.
+/// Bytes: scale and minimum of group g in the low and high nibble of byte g 0..16, q 16..80 (planes
+/// of 2 bits), d 80..82, dmin 82..84. Groups of 16.
+/// Value: q·(d·scale) − dmin·minimum.
 pub(super) fn q2_k(block: &[u8; 84], values: &mut [f32; 256]) {
     let qs = &block[16..80];
     let d = f16_at(block, 80);
@@ -21,11 +22,12 @@ pub(super) fn q2_k(block: &[u8; 84], values: &mut [f32; 256]) {
     }
 }
 
-/// Bytes: third bits 0..32 (bit p of byte i: weight 32·p + i), low bits of q 32..96 (planes of
-/// 2 bits), scales 96..108, d 108..110. Groups of 16. Value: (q − 4)·(d·(scale − 32)).
+/// Bytes: third bits 0..32 (bit p of byte i: weight 32·p + i), low bits of q 32..96 (planes of 2
+/// bits), scales 96..108, d 108..110. Groups of 16.
+/// Value: (q − 4)·(d·(scale − 32)).
 ///
-/// Scales of 6 bits: low four of group g in nibble order 0..8 low, 8..16 high of bytes 0..8; high two
-/// in bits 2·(g / 4) of byte 8 + g % 4.
+/// Scales of 6 bits: low four of group g in nibble order 0..8 low, 8..16 high of bytes 0..8; high
+/// two in bits 2·(g / 4) of byte 8 + g % 4.
 pub(super) fn q3_k(block: &[u8; 110], values: &mut [f32; 256]) {
     let third_bits = &block[..32];
     let qs = &block[32..96];
@@ -44,8 +46,9 @@ pub(super) fn q3_k(block: &[u8; 110], values: &mut [f32; 256]) {
     }
 }
 
-/// Bytes: d 0..2, dmin 2..4, scales and minima 4..16 ([`six_bit_pair`]), q 16..144 (nibbles: run s / 2
-/// of 32 bytes, low half for even s). Groups s of 32. Value: q·(d·scale) − dmin·minimum.
+/// Bytes: d 0..2, dmin 2..4, scales and minima 4..16 ([`six_bit_pair`]), q 16..144 (nibbles: run s
+/// / 2 of 32 bytes, low half for even s). Groups s of 32.
+/// Value: q·(d·scale) − dmin·minimum.
 pub(super) fn q4_k(block: &[u8; 144], values: &mut [f32; 256]) {
     let d = f16_at(block, 0);
     let dmin = f16_at(block, 2);
@@ -61,8 +64,8 @@ pub(super) fn q4_k(block: &[u8; 144], values: &mut [f32; 256]) {
     }
 }
 
-/// Bytes: d 0..2, dmin 2..4, scales and minima 4..16 ([`six_bit_pair`]), fifth bits 16..48 (bit s of
-/// byte i: weight i of group s), low bits of q 48..176 (as in q4_K). Groups s of 32.
+/// Bytes: d 0..2, dmin 2..4, scales and minima 4..16 ([`six_bit_pair`]), fifth bits 16..48 (bit s
+/// of byte i: weight i of group s), low bits of q 48..176 (as in q4_K). Groups s of 32.
 /// Value: q·(d·scale) − dmin·minimum.
 pub(super) fn q5_k(block: &[u8; 176], values: &mut [f32; 256]) {
     let d = f16_at(block, 0);
@@ -80,11 +83,12 @@ pub(super) fn q5_k(block: &[u8; 176], values: &mut [f32; 256]) {
     }
 }
 
-/// Bytes: low bits of q 0..128, high bits of q 128..192 (planes of 2 bits), scales 192..208 (signed),
-/// d 208..210. Groups of 16. Value: (q − 32)·(d·scale).
+/// Bytes: low bits of q 0..128, high bits of q 128..192 (planes of 2 bits), scales 192..208
+/// (signed), d 208..210. Groups of 16.
+/// Value: (q − 32)·(d·scale).
 ///
-/// Low bits: 64 bytes for each half super-block; its weights 0..64 in the low nibbles, 64..128 in the
-/// high ones.
+/// Low bits: 64 bytes for each half super-block; its weights 0..64 in the low nibbles, 64..128 in
+/// the high ones.
 pub(super) fn q6_k(block: &[u8; 210], values: &mut [f32; 256]) {
     let low_bits = &block[..128];
     let high_bits = &block[128..192];
@@ -126,9 +130,9 @@ fn groups_of_32(values: &mut [f32; 256]) -> std::slice::IterMut<'_, [f32; 32]> {
     values.as_chunks_mut().0.iter_mut()
 }
 
-/// Scale and minimum of group s, 6 bits each, out of 12 bytes: groups 0..4 in the low 6 bits of bytes
-/// s and s + 4; groups 4..8 with their low 4 bits in byte s + 4 (scale low, minimum high nibble) and
-/// their high 2 in the top of bytes s − 4 and s.
+/// Scale and minimum of group s, 6 bits each, out of 12 bytes: groups 0..4 in the low 6 bits of
+/// bytes s and s + 4; groups 4..8 with their low 4 bits in byte s + 4 (scale low, minimum high
+/// nibble) and their high 2 in the top of bytes s − 4 and s.
 fn six_bit_pair(packed: &[u8], s: usize) -> (u8, u8) {
     if s < 4 {
         (packed[s] & 63, packed[s + 4] & 63)

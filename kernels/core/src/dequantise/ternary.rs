@@ -2,14 +2,16 @@
 
 use super::f16_at;
 
-/// Brings a digit of a byte to the top. The byte is a base-3 fraction in units of 1/256, rounded up:
-/// times 3, its first digit stands above the eighth bit; times 3 modulo 256, its second digit has
-/// become the first.
+/// Brings a digit of a byte to the top. The byte is a base-3 fraction in units of 1/256, rounded
+/// up: times 3, its first digit stands above the eighth bit; times 3 modulo 256, its second digit
+/// has become the first.
 const POWERS_OF_3: [u8; 5] = [1, 3, 9, 27, 81];
 
-/// Bytes: q 0..48 (five digits a byte), q 48..52 (four digits a byte), d 52..54. Value: (digit − 1)·d.
+/// Bytes: q 0..48 (five digits a byte), q 48..52 (four digits a byte), d 52..54.
+/// Value: (digit − 1)·d.
 ///
-/// Order: bytes come in runs of 32, 16 and 4; a run's first digits, then its second ones, and so on.
+/// Order: bytes come in runs of 32, 16 and 4; a run's first digits, then its second ones, and so
+/// on.
 pub(super) fn tq1_0(block: &[u8; 54], values: &mut [f32; 256]) {
     let d = f16_at(block, 52);
     let runs = [
@@ -30,7 +32,8 @@ pub(super) fn tq1_0(block: &[u8; 54], values: &mut [f32; 256]) {
     }
 }
 
-/// Bytes: q 0..64, d 64..66. Value: (q − 1)·d.
+/// Bytes: q 0..64, d 64..66.
+/// Value: (q − 1)·d.
 ///
 /// Order: runs of 32 bytes with 128 weights each, weight 32·p + i in bits 2p and 2p + 1 of byte i.
 pub(super) fn tq2_0(block: &[u8; 66], values: &mut [f32; 256]) {
@@ -44,7 +47,8 @@ pub(super) fn tq2_0(block: &[u8; 66], values: &mut [f32; 256]) {
     }
 }
 
-/// Bytes: d 0..2, q 2..18 (weight i in bit i % 8 of byte i / 8). Value: d if set, −d if not.
+/// Bytes: d 0..2, q 2..18 (weight i in bit i % 8 of byte i / 8).
+/// Value: d if set, −d if not.
 pub(super) fn q1_0(block: &[u8; 18], values: &mut [f32; 128]) {
     let d = f16_at(block, 0);
     for (values, byte) in values.as_chunks_mut::<8>().0.iter_mut().zip(&block[2..]) {
@@ -54,7 +58,8 @@ pub(super) fn q1_0(block: &[u8; 18], values: &mut [f32; 128]) {
     }
 }
 
-/// Bytes: d 0..2, q 2..18 (weight i in bits 2·(i % 4) of byte i / 4). Value: (q − 1)·d.
+/// Bytes: d 0..2, q 2..18 (weight i in bits 2·(i % 4) of byte i / 4).
+/// Value: (q − 1)·d.
 pub(super) fn q2_0(block: &[u8; 18], values: &mut [f32; 64]) {
     let d = f16_at(block, 0);
     for (values, byte) in values.as_chunks_mut::<4>().0.iter_mut().zip(&block[2..]) {
