@@ -11,9 +11,9 @@ use crate::{
 };
 use std::sync::{
     Arc,
-    atomic::{AtomicBool, AtomicU64, Ordering},
+    atomic::{AtomicU64, AtomicUsize, Ordering},
 };
-use vitriol_chassis::Heartbeat;
+use vitriol_chassis::{CancellationToken, Heartbeat};
 use vitriol_tokens::Tokenizer;
 
 /// Settings of one engine, every default resolved.
@@ -23,7 +23,8 @@ pub struct EngineLimits {
     pub alias: String,
     /// Context window of a request; 0 = what the model was trained for.
     pub context_tokens: usize,
-    pub kv_bytes_max: u64,
+    /// Pages of the KV pool, see [`KvStores::pages_within`].
+    pub pages: usize,
     pub sequences_max: usize,
     pub queue_max: usize,
     pub budget: StepBudget,
@@ -48,20 +49,21 @@ pub struct Engine {
     pub step: StepThread,
     pub metrics: EngineMetrics,
     sequences: AtomicU64,
-    draining: AtomicBool,
+    /// Requests of all sessions that have not heard their end yet.
+    requests: AtomicUsize,
+    draining: CancellationToken,
 }
 
 /// Why a model cannot be served with these limits.
 #[derive(Debug, thiserror::Error)]
 pub enum EngineError {
     #[error(
-        "kv_bytes_max of {kv_bytes_max} bytes holds no page of {PAGE_TOKENS} tokens of this model \
-         ({page_bytes} bytes); raise it"
+        "kv_bytes_max holds no page of {PAGE_TOKENS} tokens of this model; give it at least \
+         {bytes_min} bytes"
     )]
-    NoPage {
-        kv_bytes_max: u64,
-        page_bytes: usize,
-    },
+    NoPage { bytes_min: usize },
+    #[error("the tokenizer has {tokens} tokens and the embedding only {rows} rows: a damaged file")]
+    Vocabulary { tokens: usize, rows: usize },
     #[error(transparent)]
     Start(#[from] StartError),
 }
@@ -76,13 +78,16 @@ impl Engine {
         metrics: EngineMetrics,
         heartbeat: Heartbeat,
     ) -> Result<Self, EngineError> {
-        let pages = KvStores::pages_in(&model, limits.kv_bytes_max);
+        let pages = limits.pages;
         if pages == 0 {
-            let page_bytes = model.kv_bytes_per_token() * PAGE_TOKENS;
-            return Err(EngineError::NoPage {
-                kv_bytes_max: limits.kv_bytes_max,
-                page_bytes,
-            });
+            let bytes_min = KvStores::bytes_of_one_page(&model);
+            return Err(EngineError::NoPage { bytes_min });
+        }
+        if let Some(language) = &language {
+            let (tokens, rows) = (language.tokenizer.n_vocab(), model.hyper.vocab);
+            if tokens > rows {
+                return Err(EngineError::Vocabulary { tokens, rows });
+            }
         }
         let trained = model.hyper.context_tokens_trained;
         if limits.context_tokens == 0 {
@@ -129,7 +134,8 @@ impl Engine {
             step,
             metrics,
             sequences: AtomicU64::new(0),
-            draining: AtomicBool::new(false),
+            requests: AtomicUsize::new(0),
+            draining: CancellationToken::new(),
         })
     }
 
@@ -138,18 +144,30 @@ impl Engine {
         self.sequences.fetch_add(1, Ordering::Relaxed)
     }
 
-    /// Takes no new requests from now on.
+    /// Takes no new requests from now on; sessions end when their last request has.
     pub fn drain(&self) {
-        self.draining.store(true, Ordering::Release);
+        self.draining.cancel();
     }
 
     pub fn is_draining(&self) -> bool {
-        self.draining.load(Ordering::Acquire)
+        self.draining.is_cancelled()
     }
 
-    /// Whether nothing runs and nothing waits.
+    /// Comes back once the engine drains.
+    pub async fn draining(&self) {
+        self.draining.cancelled().await;
+    }
+
+    /// A request was taken (`change` 1) or has heard its end (-1).
+    pub fn count_requests(&self, change: isize) {
+        self.requests.fetch_add(change as usize, Ordering::AcqRel);
+    }
+
+    /// Whether no request is being prepared, waits, runs or has an answer on its way.
     pub fn is_idle(&self) -> bool {
         let snapshot = self.step.snapshot();
-        snapshot.slots.is_empty() && snapshot.waiting == 0
+        self.requests.load(Ordering::Acquire) == 0
+            && snapshot.slots.is_empty()
+            && snapshot.waiting == 0
     }
 }

@@ -1,7 +1,7 @@
 //! The forward pass, in the paper's order: embed, every stage's layers, final norm, logits.
 
 use crate::{kv::PAGE_TOKENS, model::Model};
-use vitriol_kernels_cpu::{AttentionRun, KvError, KvPlace, KvShape, KvStore, RopeAngles};
+use vitriol_kernels_cpu::{AttentionRun, KvError, KvPlace, KvStore, RopeAngles};
 
 /// KV of all stages; one page index names the same page in each.
 #[derive(Debug)]
@@ -15,18 +15,10 @@ pub struct KvStores {
 impl KvStores {
     /// Address space for `pages` pages of every layer; memory comes with [`Self::prepare_page`].
     pub fn new(model: &Model, pages: usize) -> Result<Self, KvError> {
-        let hyper = &model.hyper;
         let stages = model
             .stages
             .iter()
-            .map(|stage| {
-                KvStore::new(KvShape {
-                    n_layers: stage.layers.len(),
-                    n_kv_heads: hyper.n_kv_heads,
-                    head_dim: hyper.head_dim,
-                    pages,
-                })
-            })
+            .map(|stage| KvStore::new(model.kv_shape(stage.layers.len(), pages)))
             .collect::<Result<Vec<_>, _>>()?;
         Ok(Self {
             stages,
@@ -35,13 +27,21 @@ impl KvStores {
         })
     }
 
-    /// Pages that fit `kv_bytes` for this model: what a page holds in all layers, both sides.
-    pub fn pages_in(model: &Model, kv_bytes: u64) -> usize {
-        (kv_bytes / (model.kv_bytes_per_token() * PAGE_TOKENS) as u64) as usize
+    /// Pages of all layers whose memory stays within `kv_bytes`.
+    pub fn pages_within(model: &Model, kv_bytes: u64) -> usize {
+        model
+            .kv_shape(model.hyper.n_layers, 1)
+            .pages_within(kv_bytes)
     }
 
-    /// Makes a page that was just allocated usable: memory for it, all zero, so that no stale number
-    /// can reach a masked key.
+    /// Least `kv_bytes` that holds a page.
+    pub fn bytes_of_one_page(model: &Model) -> usize {
+        model.kv_shape(model.hyper.n_layers, 1).bytes_committed(1)
+    }
+
+    /// Makes a page that was just allocated usable: memory for it, all zero. No kernel of today lets a
+    /// masked key's bytes into a result; codecs whose scales could be NaN will rely on the zeros, and
+    /// nobody's KV lies about in a page of somebody else.
     pub fn prepare_page(&mut self, page: u32) -> Result<(), KvError> {
         let index = page as usize;
         assert!(index < self.pages, "page {page} of {}", self.pages);

@@ -31,7 +31,7 @@ pub struct GenerationRequest {
 }
 
 impl Engine {
-    /// Starts a sequence; its tokens are counted as taken when the iterator gives them.
+    /// Starts a sequence, which no window pauses: its reader is this process.
     pub fn generate(&self, request: GenerationRequest) -> Result<Generation, SubmitError> {
         let (channel, events) = mpsc::channel(4);
         let control = Arc::<SequenceControl>::default();

@@ -10,9 +10,10 @@ pub use decoder::DecoderLayer;
 pub use hyperparameters::Hyperparameters;
 pub use weights::LoadProgress;
 
+use crate::kv::PAGE_TOKENS;
 use std::{path::PathBuf, sync::Arc};
 use vitriol_gguf::{Gguf, GgufError};
-use vitriol_kernels_cpu::{Cpu, PackError, PanelMatrix, RopeTable};
+use vitriol_kernels_cpu::{Cpu, KvShape, PackError, PanelMatrix, RopeTable};
 use weights::TensorSource;
 
 /// Why a file cannot be run.
@@ -153,9 +154,19 @@ impl Model {
             + layers.sum::<usize>()
     }
 
-    /// KV bytes one token takes in all layers, both sides, f32.
+    /// KV bytes one token takes in all layers, both sides, as the store lays it out.
     pub fn kv_bytes_per_token(&self) -> usize {
-        2 * 4 * self.hyper.n_layers * self.hyper.n_kv_heads * self.hyper.head_dim
+        self.kv_shape(self.hyper.n_layers, 1).bytes_per_page() / PAGE_TOKENS
+    }
+
+    /// Shape of the KV of `n_layers` of its layers with room for `pages`.
+    pub fn kv_shape(&self, n_layers: usize, pages: usize) -> KvShape {
+        KvShape {
+            n_layers,
+            n_kv_heads: self.hyper.n_kv_heads,
+            head_dim: self.hyper.head_dim,
+            pages,
+        }
     }
 
     /// (vocab, d_model), the matrix that gives logits.

@@ -56,6 +56,11 @@ pub fn prepare(engine: &Engine, submit: &Submit) -> Result<Prepared, Refusal> {
         return Err(Refusal::invalid("max_tokens must be at least 1"));
     }
     let prompt = tokens(engine, submit)?;
+    let vocab = engine.model.hyper.vocab;
+    if let Some(id) = prompt.iter().find(|&&id| id as usize >= vocab) {
+        let message = format!("token id {id} is outside the vocabulary of {vocab}");
+        return Err(Refusal::invalid(message));
+    }
     if prompt.is_empty() {
         return Err(Refusal::invalid("the prompt is empty"));
     }
@@ -100,15 +105,7 @@ fn tokens(engine: &Engine, submit: &Submit) -> Result<Vec<u32>, Refusal> {
     let language = || engine.language.as_ref().ok_or_else(no_tokenizer);
     match &submit.prompt {
         None => Err(Refusal::invalid("the request has no prompt")),
-        Some(Prompt::Tokens(tokens)) => {
-            let vocab = engine.model.hyper.vocab;
-            match tokens.ids.iter().find(|&&id| id as usize >= vocab) {
-                None => Ok(tokens.ids.clone()),
-                Some(id) => Err(Refusal::invalid(format!(
-                    "token id {id} is outside the vocabulary of {vocab}"
-                ))),
-            }
-        }
+        Some(Prompt::Tokens(tokens)) => Ok(tokens.ids.clone()),
         Some(Prompt::Text(text)) => Ok(language()?.tokenizer.encode(
             text.text.as_bytes(),
             EncodeOptions {

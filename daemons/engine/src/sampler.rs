@@ -101,16 +101,24 @@ fn keep_top_k(candidates: &mut Vec<(u32, f32)>, k: usize) {
 fn keep_top_p(candidates: &mut Vec<(u32, f32)>, top_p: f32) {
     let total: f64 = candidates.iter().map(|c| f64::from(c.1)).sum();
     let enough = f64::from(top_p) * total;
-    candidates.sort_unstable_by(more_likely_first);
+    // The nucleus is small as a rule: sort only as many of the likeliest as it takes, not 150,000.
+    let mut sorted = 0;
     let mut sum = 0.0;
-    let keep = candidates
-        .iter()
-        .position(|c| {
-            sum += f64::from(c.1);
-            sum >= enough
-        })
-        .map_or(candidates.len(), |last| last + 1);
-    candidates.truncate(keep);
+    while sorted < candidates.len() {
+        let upto = (sorted * 4).max(64).min(candidates.len());
+        if upto < candidates.len() {
+            candidates[sorted..].select_nth_unstable_by(upto - 1 - sorted, more_likely_first);
+        }
+        candidates[sorted..upto].sort_unstable_by(more_likely_first);
+        for (index, candidate) in candidates.iter().enumerate().take(upto).skip(sorted) {
+            sum += f64::from(candidate.1);
+            if sum >= enough {
+                candidates.truncate(index + 1);
+                return;
+            }
+        }
+        sorted = upto;
+    }
 }
 
 /// The candidate at the point `u` (0..1) of the cumulated probability.
@@ -229,6 +237,26 @@ mod tests {
             }),
             [9]
         );
+    }
+
+    #[test]
+    fn the_nucleus_is_the_same_as_by_sorting_everything() {
+        let mut all: Vec<(u32, f32)> = (0..5000u32)
+            .map(|id| (id, ((id * 7919) % 5003) as f32 + 1.0))
+            .collect();
+        let total: f64 = all.iter().map(|c| f64::from(c.1)).sum();
+        for top_p in [0.0, 0.001, 0.1, 0.5, 0.9, 0.999, 1.0] {
+            let mut kept = all.clone();
+            keep_top_p(&mut kept, top_p);
+            all.sort_by(more_likely_first);
+            let mut sum = 0.0;
+            let enough = f64::from(top_p) * total;
+            let last = all.iter().position(|c| {
+                sum += f64::from(c.1);
+                sum >= enough
+            });
+            assert_eq!(kept, all[..=last.unwrap()], "top_p {top_p}");
+        }
     }
 
     #[test]

@@ -18,10 +18,12 @@ use vitriol_proto::engine::v1::{
     ListSlotsResponse, SessionRequest, Slot, SlotState, StepEvents, TokenizeRequest,
     TokenizeResponse, engine_server,
 };
-use vitriol_tokens::EncodeOptions;
+use vitriol_tokens::{EncodeOptions, Tokenizer};
 
 /// Largest message a peer may send: Demiurge's largest body and its framing fit.
 pub const MESSAGE_BYTES_MAX: usize = 256 << 20;
+/// Most ids of one Detokenize.
+const DETOKENIZE_IDS_MAX: usize = 1 << 20;
 /// Step messages that wait for the peer to read.
 const REPLIES_IN_FLIGHT: usize = 4;
 
@@ -64,7 +66,25 @@ impl Serving {
         Arc::clone(&self.engine)
     }
 
-    fn tokenizer(&self) -> Result<&vitriol_tokens::Tokenizer, Status> {
+    /// Runs `work` where the tokeniser's time delays no other call, a bounded number at once.
+    async fn on_request_thread<T: Send + 'static>(
+        &self,
+        work: impl FnOnce(&Tokenizer) -> T + Send + 'static,
+    ) -> Result<T, Status> {
+        let turn = Arc::clone(&self.tokenising).acquire_owned().await;
+        let _turn = turn.map_err(|_| Status::unavailable("the engine is shutting down"))?;
+        let engine = Arc::clone(&self.engine);
+        let task = tokio::task::spawn_blocking(move || {
+            let language = engine.language.as_ref();
+            language.map(|language| work(&language.tokenizer))
+        });
+        let done = task
+            .await
+            .map_err(|_| Status::internal("tokenising failed"))?;
+        done.ok_or_else(|| Status::failed_precondition("this model has no tokenizer"))
+    }
+
+    fn tokenizer(&self) -> Result<&Tokenizer, Status> {
         let missing = || Status::failed_precondition("this model's tokenizer is not supported yet");
         Ok(&self.engine.language.as_ref().ok_or_else(missing)?.tokenizer)
     }
@@ -168,36 +188,27 @@ impl engine_server::Engine for EngineService {
     ) -> Result<Response<TokenizeResponse>, Status> {
         let serving = self.serving()?;
         serving.tokenizer()?;
-        let request = request.into_inner();
-        let turn = Arc::clone(&serving.tokenising).acquire_owned().await;
-        let _turn = turn.map_err(|_| Status::unavailable("the engine is shutting down"))?;
-        let engine = Arc::clone(&serving.engine);
-        let work = tokio::task::spawn_blocking(move || {
-            let Some(language) = &engine.language else {
-                return TokenizeResponse::default();
-            };
-            let TokenizeRequest {
-                text,
-                add_special,
-                parse_special,
-                with_pieces,
-            } = request;
-            let options = EncodeOptions {
-                add_special,
-                parse_special,
-            };
-            let ids = language.tokenizer.encode(text.as_bytes(), options);
-            let piece = |&id: &u32| language.tokenizer.decode(&[id], true);
-            let pieces = if with_pieces {
-                ids.iter().map(piece).collect()
-            } else {
-                Vec::new()
-            };
-            TokenizeResponse { ids, pieces }
-        });
-        let response = work
-            .await
-            .map_err(|_| Status::internal("tokenising failed"))?;
+        let TokenizeRequest {
+            text,
+            add_special,
+            parse_special,
+            with_pieces,
+        } = request.into_inner();
+        let response = serving
+            .on_request_thread(move |tokenizer| {
+                let options = EncodeOptions {
+                    add_special,
+                    parse_special,
+                };
+                let ids = tokenizer.encode(text.as_bytes(), options);
+                let piece = |&id: &u32| tokenizer.decode(&[id], true);
+                let pieces = match with_pieces {
+                    true => ids.iter().map(piece).collect(),
+                    false => Vec::new(),
+                };
+                TokenizeResponse { ids, pieces }
+            })
+            .await?;
         Ok(Response::new(response))
     }
 
@@ -206,14 +217,22 @@ impl engine_server::Engine for EngineService {
         request: Request<DetokenizeRequest>,
     ) -> Result<Response<DetokenizeResponse>, Status> {
         let serving = self.serving()?;
-        let tokenizer = serving.tokenizer()?;
+        serving.tokenizer()?;
         let ids = request.into_inner().ids;
+        if ids.len() > DETOKENIZE_IDS_MAX {
+            let message = format!("at most {DETOKENIZE_IDS_MAX} tokens at once");
+            return Err(Status::invalid_argument(message));
+        }
         let vocab = serving.engine.model.hyper.vocab;
         if let Some(id) = ids.iter().find(|&&id| id as usize >= vocab) {
             let message = format!("token id {id} is outside the vocabulary of {vocab}");
             return Err(Status::invalid_argument(message));
         }
-        let text = String::from_utf8_lossy(&tokenizer.decode(&ids, true)).into_owned();
+        let text = serving
+            .on_request_thread(move |tokenizer| {
+                String::from_utf8_lossy(&tokenizer.decode(&ids, true)).into_owned()
+            })
+            .await?;
         Ok(Response::new(DetokenizeResponse { text }))
     }
 }

@@ -45,27 +45,37 @@ pub async fn run(
         live: HashMap::new(),
         by_sequence: HashMap::new(),
         outgoing: Vec::new(),
+        ended: 0,
         steps: 0,
     };
+    let engine = Arc::clone(&session.engine);
     loop {
-        let reading = session.outgoing.len() < EVENTS_HELD_MAX;
+        let held = session.outgoing.len();
         tokio::select! {
-            request = requests.next() => match request {
-                Some(Ok(request)) => session.take(request),
+            // A peer that sends and does not read is not listened to for long either.
+            request = requests.next(), if held < 2 * EVENTS_HELD_MAX => match request {
+                Some(Ok(request)) => {
+                    if let Err(status) = session.take(request) {
+                        // The stream ends with this whether or not anybody reads it.
+                        let _ = replies.send(Err(status)).await;
+                        break;
+                    }
+                }
                 // The peer is gone; tonic has the cause in its own log.
                 Some(Err(_)) | None => break,
             },
             Some(ready) = prepared.recv() => session.start(ready),
-            Some(step) = events.recv(), if reading => {
+            Some(step) = events.recv(), if held < EVENTS_HELD_MAX => {
                 session.tell(step);
                 while let Ok(step) = events.try_recv() {
                     session.tell(step);
                 }
             }
-            permit = replies.reserve(), if !session.outgoing.is_empty() => match permit {
+            permit = replies.reserve(), if held > 0 => match permit {
                 Ok(permit) => permit.send(Ok(session.message())),
                 Err(_) => break,
             },
+            () = engine.draining(), if held == 0 && session.live.is_empty() => break,
         }
     }
 }
@@ -78,6 +88,8 @@ struct Session {
     live: HashMap<u64, LiveRequest>,
     by_sequence: HashMap<SequenceId, u64>,
     outgoing: Vec<Event>,
+    /// Requests whose last event is in `outgoing`.
+    ended: usize,
     steps: u64,
 }
 
@@ -96,9 +108,10 @@ struct ReadyRequest {
 }
 
 impl Session {
-    fn take(&mut self, request: SessionRequest) {
+    /// Errors: a request_id that is in use, which leaves no way to tell two requests apart.
+    fn take(&mut self, request: SessionRequest) -> Result<(), Status> {
         match request.kind {
-            Some(session_request::Kind::Submit(submit)) => self.submit(submit),
+            Some(session_request::Kind::Submit(submit)) => return self.submit(submit),
             Some(session_request::Kind::Cancel(cancel)) => {
                 if let Some(live) = self.live.get(&cancel.request_id) {
                     live.control.cancel();
@@ -113,19 +126,22 @@ impl Session {
             }
             None => tracing::warn!("a session request of a kind this engine does not know"),
         }
+        Ok(())
     }
 
     /// Sends the request to a request thread for rendering and tokenising.
-    fn submit(&mut self, submit: Submit) {
+    fn submit(&mut self, submit: Submit) -> Result<(), Status> {
         let request_id = submit.request_id;
         if self.live.contains_key(&request_id) {
-            let refusal = Refusal::new(FailureKind::Invalid, "this request_id is in use");
-            return self.push(request_id, Kind::Failed(refusal.0));
+            let message = format!("request_id {request_id} is in use");
+            return Err(Status::invalid_argument(message));
         }
         let limits = &self.engine.limits;
         if self.live.len() >= limits.sequences_max + limits.queue_max {
-            return self.push(request_id, Kind::Failed(busy(self.live.len()).0));
+            self.push(request_id, Kind::Failed(busy(self.live.len()).0));
+            return Ok(());
         }
+        self.engine.count_requests(1);
         self.live.insert(
             request_id,
             LiveRequest {
@@ -158,6 +174,7 @@ impl Session {
                 })
                 .await;
         });
+        Ok(())
     }
 
     /// Hands a prepared request to the step thread.
@@ -169,7 +186,7 @@ impl Session {
         let prepared = match ready.prepared {
             Ok(prepared) => prepared,
             Err(refusal) => {
-                self.live.remove(&request_id);
+                self.end(request_id);
                 return self.push(request_id, Kind::Failed(refusal.0));
             }
         };
@@ -197,7 +214,7 @@ impl Session {
             submitted_at: live.submitted_at,
         });
         if let Err(error) = submitted {
-            self.live.remove(&request_id);
+            self.end(request_id);
             let refusal = match error {
                 SubmitError::Busy { waiting } => busy(waiting),
                 SubmitError::Stopped => Refusal::new(FailureKind::Draining, error.to_string()),
@@ -220,7 +237,8 @@ impl Session {
 
     /// Turns a step's events into events of the requests.
     fn tell(&mut self, step: Vec<SequenceEvent>) {
-        let tokenizer = self.engine.language.as_ref().map(|l| &l.tokenizer);
+        let engine = Arc::clone(&self.engine);
+        let tokenizer = engine.language.as_ref().map(|l| &l.tokenizer);
         for event in step {
             // Events of a sequence that a stop string ended are no longer wanted.
             let Some(&request_id) = self.by_sequence.get(&event.sequence) else {
@@ -256,7 +274,7 @@ impl Session {
                     .metrics
                     .decode_seconds
                     .inc_by(times.decode.as_secs_f64());
-                self.live.remove(&request_id);
+                self.end(request_id);
                 self.by_sequence.remove(&event.sequence);
             }
         }
@@ -269,8 +287,17 @@ impl Session {
         });
     }
 
+    /// The request has had its last event; it counts until that is on its way.
+    fn end(&mut self, request_id: u64) {
+        if self.live.remove(&request_id).is_some() {
+            self.ended += 1;
+        }
+    }
+
     fn message(&mut self) -> StepEvents {
         self.steps += 1;
+        self.engine
+            .count_requests(-(std::mem::take(&mut self.ended) as isize));
         StepEvents {
             step: self.steps,
             events: std::mem::take(&mut self.outgoing),
@@ -283,6 +310,8 @@ impl Drop for Session {
         for live in self.live.values() {
             live.control.cancel();
         }
+        let open = self.live.len() + self.ended;
+        self.engine.count_requests(-(open as isize));
         self.engine.step.wake();
     }
 }

@@ -37,7 +37,7 @@ use std::{
     thread::{self, JoinHandle, Thread},
     time::{Duration, Instant},
 };
-use vitriol_chassis::Heartbeat;
+use vitriol_chassis::{Exit, Heartbeat};
 use vitriol_kernels_cpu::KvError;
 
 /// How long an idle step thread sleeps before it goes round once to show that it lives.
@@ -122,11 +122,11 @@ impl StepThread {
                     sampler: Sampler::default(),
                     turn: 0,
                 };
-                // Requests would wait for ever on a thread that is gone: better none of the process,
-                // which the supervisor starts again.
+                // Requests would wait for ever on a thread that is gone: the process ends as for any
+                // internal fault, and the supervisor starts it again.
                 if catch_unwind(AssertUnwindSafe(|| step_loop.run())).is_err() {
                     tracing::error!("the step thread panicked; the engine ends");
-                    std::process::abort();
+                    std::process::exit(Exit::Internal.code().into());
                 }
             })?;
         Ok(Self {

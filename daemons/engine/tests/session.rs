@@ -39,7 +39,7 @@ fn started() -> Arc<Engine> {
     let limits = EngineLimits {
         alias: "smol".to_owned(),
         context_tokens: 1024,
-        kv_bytes_max: 256 << 20,
+        pages: 85,
         sequences_max: 8,
         queue_max: 32,
         budget: StepBudget {
@@ -48,6 +48,31 @@ fn started() -> Arc<Engine> {
         },
         share_prefixes: true,
         window_tokens: 256,
+    };
+    Arc::new(
+        start(
+            loaded,
+            limits,
+            EngineMetrics::default(),
+            Heartbeat::silent(),
+        )
+        .unwrap(),
+    )
+}
+
+/// An engine of its own, with the zoo's model, for tests that end it.
+fn small_engine() -> Arc<Engine> {
+    let loaded = load(
+        &places::zoo_model("llama.f32").unwrap(),
+        1,
+        None,
+        &mut |_| {},
+    )
+    .unwrap();
+    let limits = EngineLimits {
+        alias: "zoo".to_owned(),
+        pages: 64,
+        ..engine().limits.clone()
     };
     Arc::new(
         start(
@@ -69,11 +94,15 @@ struct Peer {
 
 impl Peer {
     fn connect() -> Self {
+        Self::connect_to(engine())
+    }
+
+    fn connect_to(engine: Arc<Engine>) -> Self {
         let (requests, stream) = mpsc::channel(64);
         let (replies_in, replies) = mpsc::channel(4);
         let tokenising = Arc::new(Semaphore::new(2));
         tokio::spawn(session::run(
-            engine(),
+            engine,
             tokenising,
             ReceiverStream::new(stream),
             replies_in,
@@ -388,12 +417,72 @@ async fn bad_requests_fail_with_their_reason() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_request_id_in_use_is_refused_and_the_first_goes_on() {
+async fn a_request_id_in_use_ends_the_stream() {
     let mut peer = Peer::connect();
-    peer.submit(text(5, "The sky is", 30)).await;
-    peer.submit(text(5, "The sky is", 30)).await;
-    peer.until(5, |own| own.iter().any(|k| matches!(k, Kind::Failed(_))))
-        .await;
-    peer.until(5, |own| own.iter().any(|k| matches!(k, Kind::Finished(_))))
-        .await;
+    peer.submit(text(5, "The sky is", 900)).await;
+    peer.submit(text(5, "The sky is", 900)).await;
+    let ended = async {
+        loop {
+            match peer.replies.recv().await {
+                Some(Ok(_)) => {}
+                Some(Err(status)) => return status,
+                None => panic!("the stream ended without a reason"),
+            }
+        }
+    };
+    let status = tokio::time::timeout(DEADLINE, ended)
+        .await
+        .expect("in time");
+    assert_eq!(status.code(), tonic::Code::InvalidArgument);
+    everything_given_back().await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_peer_that_only_sends_is_not_listened_to_for_ever() {
+    let mut peer = Peer::connect();
+    let empty = |request_id| text(request_id, "", 5);
+    // Each is refused, and nobody reads the refusals: at some point nothing more is taken.
+    let mut sent = 0;
+    let stuck = loop {
+        let submit = SessionRequest {
+            kind: Some(session_request::Kind::Submit(empty(1000 + sent))),
+        };
+        let taken = peer.requests.send(Ok(submit));
+        if tokio::time::timeout(Duration::from_secs(2), taken)
+            .await
+            .is_err()
+        {
+            break true;
+        }
+        sent += 1;
+        if sent > 100_000 {
+            break false;
+        }
+    };
+    assert!(stuck, "{sent} requests were taken unread");
+    // As soon as it reads, all it sent is answered.
+    peer.failure(1000 + sent - 1).await;
+    everything_given_back().await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_drain_waits_for_what_was_taken_and_then_ends_the_stream() {
+    let engine = tokio::task::spawn_blocking(small_engine).await.unwrap();
+    let mut peer = Peer::connect_to(Arc::clone(&engine));
+    let long = "the quick brown fox ".repeat(40);
+    peer.submit(Submit {
+        ignore_eog: true,
+        ..text(1, &long, 200)
+    })
+    .await;
+    peer.until(1, |own| !own.is_empty()).await;
+    engine.drain();
+    assert!(!engine.is_idle(), "a request is under way");
+    let (_, finished) = peer.text(1).await;
+    assert_eq!(finished.usage.unwrap().completion_tokens, 200);
+    let end = tokio::time::timeout(DEADLINE, peer.replies.recv())
+        .await
+        .expect("in time");
+    assert!(end.is_none(), "{end:?}");
+    assert!(engine.is_idle());
 }

@@ -23,11 +23,11 @@ use vitriol_testkit::{Seed, eventually, places};
 
 const DEADLINE: Duration = Duration::from_secs(60);
 
-fn limits(pages: u64) -> EngineLimits {
+fn limits(pages: usize) -> EngineLimits {
     EngineLimits {
         alias: "zoo".to_owned(),
         context_tokens: 0,
-        kv_bytes_max: pages * 64 * loaded().model.kv_bytes_per_token() as u64,
+        pages,
         sequences_max: 16,
         queue_max: 64,
         budget: StepBudget {
@@ -283,6 +283,20 @@ fn a_short_prompt_does_not_wait_for_a_long_one() {
     let short_done = short.last().unwrap().at;
     let long_done = long.last().unwrap().at;
     assert!(short_done < long_done);
+}
+
+#[test]
+fn a_tokenizer_with_more_tokens_than_the_embedding_has_rows_is_refused() {
+    let other = load(&places::default_model().unwrap(), 1, None, &mut |_| {}).unwrap();
+    let error = Engine::start(
+        loaded().model,
+        other.language,
+        limits(8),
+        EngineMetrics::default(),
+        Heartbeat::silent(),
+    )
+    .unwrap_err();
+    assert!(error.to_string().contains("only 384 rows"), "{error}");
 }
 
 #[test]

@@ -7,7 +7,7 @@ use crate::generic::attention::{CHUNK_PAGES, ChunkView};
 pub const PAGE_TOKENS: usize = 64;
 
 /// Longest head the attention kernels take.
-pub(crate) const HEAD_DIM_MAX: usize = 256;
+pub const HEAD_DIM_MAX: usize = 256;
 
 /// How keys or values are encoded in their pages.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -27,6 +27,37 @@ pub struct KvShape {
     pub head_dim: usize,
     /// Pages of [`PAGE_TOKENS`] tokens that address space is reserved for.
     pub pages: usize,
+}
+
+impl KvShape {
+    /// Bytes of one page of one (layer, side).
+    const fn tensor_page_bytes(&self) -> usize {
+        self.head_dim.next_multiple_of(16) * PAGE_TOKENS * size_of::<f32>() * self.n_kv_heads
+    }
+
+    /// Bytes of one page over all layers and both sides.
+    #[must_use]
+    pub const fn bytes_per_page(&self) -> usize {
+        self.tensor_page_bytes() * 2 * self.n_layers
+    }
+
+    /// Bytes of memory that committing `pages` pages takes, whole extents.
+    #[must_use]
+    pub const fn bytes_committed(&self, pages: usize) -> usize {
+        let tensor = self.tensor_page_bytes().saturating_mul(pages);
+        tensor
+            .next_multiple_of(EXTENT_BYTES)
+            .saturating_mul(2 * self.n_layers)
+    }
+
+    /// Most pages whose memory, in whole extents, is within `bytes`.
+    #[must_use]
+    pub fn pages_within(&self, bytes: u64) -> usize {
+        let tensor = bytes / (2 * self.n_layers as u64);
+        let extents = tensor / EXTENT_BYTES as u64;
+        let pages = extents * EXTENT_BYTES as u64 / self.tensor_page_bytes() as u64;
+        usize::try_from(pages).unwrap_or(usize::MAX)
+    }
 }
 
 /// Where a token's keys and values go, in every layer.
@@ -145,7 +176,7 @@ impl KvStore {
     /// Bytes of one page over all layers and both sides.
     #[must_use]
     pub fn bytes_per_page(&self) -> usize {
-        self.page_bytes() * 2 * self.shape.n_layers
+        self.shape.bytes_per_page()
     }
 
     /// Bytes of memory committed, whole extents.
@@ -240,7 +271,7 @@ impl KvStore {
     }
 
     fn page_bytes(&self) -> usize {
-        self.dim * PAGE_TOKENS * size_of::<f32>() * self.shape.n_kv_heads
+        self.shape.tensor_page_bytes()
     }
 
     fn head(&self, layer: usize, side: Side, page: u32, kv_head: usize) -> *mut f32 {

@@ -41,6 +41,6 @@ mod table;
 
 pub use cpu::{AttentionRun, Cpu, CpuError};
 pub use isa::{Isa, IsaError};
-pub use kv::{KvCodec, KvError, KvPlace, KvShape, KvStore, PAGE_TOKENS};
+pub use kv::{HEAD_DIM_MAX, KvCodec, KvError, KvPlace, KvShape, KvStore, PAGE_TOKENS};
 pub use panel::{PackError, PanelMatrix};
 pub use rope::{RopeAngles, RopeStyle, RopeTable};

@@ -7,7 +7,7 @@ use crate::{
     model::LoadProgress,
     sampler::Sampling,
     scheduler::StepBudget,
-    sequence::EventKind,
+    sequence::{EndReason, EventKind},
 };
 use anyhow::{Context, bail};
 use std::{io::Write, path::PathBuf, time::Instant};
@@ -87,7 +87,7 @@ fn complete(args: RunArgs, environment: &Environment) -> anyhow::Result<()> {
     let limits = EngineLimits {
         alias: String::new(),
         context_tokens: 0,
-        kv_bytes_max: (pages * page_tokens * loaded.model.kv_bytes_per_token()) as u64,
+        pages,
         sequences_max: 1,
         queue_max: 1,
         budget: StepBudget {
@@ -117,10 +117,15 @@ fn complete(args: RunArgs, environment: &Environment) -> anyhow::Result<()> {
 
     let tokenizer = &engine.language.as_ref().context("checked above")?.tokenizer;
     let (mut out, mut utf8, mut times) = (std::io::stdout(), Utf8Stream::default(), Vec::new());
-    let began = Instant::now();
+    let (began, mut ended) = (Instant::now(), None);
     for event in engine.generate(request)? {
-        let EventKind::Token { id } = event.kind else {
-            continue;
+        let id = match event.kind {
+            EventKind::Token { id } => id,
+            EventKind::Ended { reason } => {
+                ended = Some(reason);
+                continue;
+            }
+            EventKind::Started { .. } | EventKind::Prefilled { .. } => continue,
         };
         times.push(event.at);
         let mut piece = Vec::new();
@@ -133,6 +138,11 @@ fn complete(args: RunArgs, environment: &Environment) -> anyhow::Result<()> {
     let mut rest = String::new();
     utf8.finish(&mut rest);
     writeln!(out, "{rest}")?;
+    match ended {
+        Some(EndReason::Eog | EndReason::Length) => {}
+        Some(EndReason::OutOfMemory) => bail!("no memory for the keys and values; free some"),
+        Some(EndReason::Cancelled) | None => bail!("the engine stopped before the end"),
+    }
     if let (Some(first), Some(last)) = (times.first(), times.last()) {
         let prefill = (*first - began).as_secs_f64();
         let decode = (*last - *first).as_secs_f64();

@@ -1,6 +1,7 @@
 use super::threads;
 use crate::{
     engine::{EngineError, EngineLimits},
+    forward::KvStores,
     load::{LoadError, load, start},
     metrics::EngineMetrics,
     model::LoadProgress,
@@ -50,6 +51,7 @@ struct Config {
     model: PathBuf,
     threads: usize,
     isa: Option<Isa>,
+    kv_bytes_max: u64,
     limits: EngineLimits,
     drain: Duration,
     setup: Setup,
@@ -88,6 +90,7 @@ impl Config {
                 .unwrap_or_else(|| dirs.engine_socket(&args.name)),
             threads: threads(engine.threads),
             isa: Isa::parse(engine.isa.as_str()).or_exit(Exit::Config)?,
+            kv_bytes_max: engine.kv_bytes_max.get(),
             limits: limits(engine, &model),
             drain,
             setup: Setup::new("engine", env!("CARGO_PKG_VERSION"))
@@ -113,7 +116,8 @@ fn limits(engine: &EngineProfile, model: &std::path::Path) -> EngineLimits {
             engine.alias.clone()
         },
         context_tokens: engine.context_tokens as usize,
-        kv_bytes_max: engine.kv_bytes_max.get(),
+        // Known with the model.
+        pages: 0,
         sequences_max: engine.sequences_max as usize,
         queue_max: engine.queue_max as usize,
         budget: StepBudget {
@@ -187,7 +191,11 @@ fn bring_up(config: Config, daemon: &Daemon) -> Result<Serving, Failure> {
         .map_err(|error| failure(&error))?;
     let (file_bytes, template) = (loaded.file_bytes, std::mem::take(&mut loaded.chat_template));
     let weights_bytes = loaded.model.weights_bytes();
-    let engine = start(loaded, config.limits, metrics, daemon.heartbeat.clone())
+    let limits = EngineLimits {
+        pages: KvStores::pages_within(&loaded.model, config.kv_bytes_max),
+        ..config.limits
+    };
+    let engine = start(loaded, limits, metrics, daemon.heartbeat.clone())
         .map_err(|error| failure(&error))?;
     tracing::info!(
         model = %config.model.display(),

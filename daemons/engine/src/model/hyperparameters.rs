@@ -1,5 +1,6 @@
 use super::{Architecture, ModelError};
 use vitriol_gguf::{FromValue, Gguf, Metadata};
+use vitriol_kernels_cpu::HEAD_DIM_MAX;
 
 /// The numbers that shape a model, checked against each other.
 #[derive(Clone, Debug, PartialEq)]
@@ -59,6 +60,10 @@ impl Hyperparameters {
                 ));
             }
         };
+        if head_dim > HEAD_DIM_MAX {
+            let problem = format!("heads of {head_dim} are above {HEAD_DIM_MAX}");
+            return Err(keys.wrong("attention.key_length", problem));
+        }
         if let Some(value_length) = keys.get::<u32>("attention.value_length")?
             && value_length as usize != head_dim
         {
@@ -174,15 +179,9 @@ impl Keys<'_> {
 
     fn rope_freq_scale(&self) -> Result<f32, ModelError> {
         let scaling = self.get::<&str>("rope.scaling.type")?;
-        let factor = match scaling {
-            None | Some("none") => self.get::<f32>("rope.scale_linear")?,
-            Some("linear") => Some(self.positive("rope.scaling.factor")?),
-            Some(other) => {
-                let problem = format!("rope scaling \"{other}\" is not supported yet");
-                return Err(self.wrong("rope.scaling.type", problem));
-            }
-        };
-        Ok(factor.filter(|f| *f > 0.0).map_or(1.0, |f| 1.0 / f))
+        let factor = self.get::<f32>("rope.scaling.factor")?;
+        let scale_linear = self.get::<f32>("rope.scale_linear")?;
+        freq_scale(scaling, factor, scale_linear).map_err(|(key, problem)| self.wrong(key, problem))
     }
 
     fn refuse_what_is_not_computed(&self) -> Result<(), ModelError> {
@@ -193,5 +192,53 @@ impl Keys<'_> {
             });
         }
         Ok(())
+    }
+}
+
+/// What positions are multiplied by. Files from before `rope.scaling.type` say by a factor alone that
+/// they scale linearly; a factor of 0 stands for none. Errors: key and problem.
+fn freq_scale(
+    scaling: Option<&str>,
+    factor: Option<f32>,
+    scale_linear: Option<f32>,
+) -> Result<f32, (&'static str, String)> {
+    match scaling {
+        Some("none") => return Ok(1.0),
+        None | Some("linear") => {}
+        Some(other) => {
+            let problem = format!("rope scaling \"{other}\" is not supported yet");
+            return Err(("rope.scaling.type", problem));
+        }
+    }
+    let given = [
+        ("rope.scaling.factor", factor),
+        ("rope.scale_linear", scale_linear),
+    ];
+    for (key, factor) in given {
+        match factor {
+            None | Some(0.0) => {}
+            Some(factor) if factor.is_finite() && factor > 0.0 => return Ok(1.0 / factor),
+            Some(factor) => return Err((key, format!("{factor} is not a positive number"))),
+        }
+    }
+    Ok(1.0)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_factor_without_a_type_scales_linearly_and_none_means_none() {
+        assert_eq!(freq_scale(None, Some(4.0), None), Ok(0.25));
+        assert_eq!(freq_scale(Some("linear"), Some(4.0), Some(8.0)), Ok(0.25));
+        assert_eq!(freq_scale(None, Some(0.0), Some(8.0)), Ok(0.125));
+        assert_eq!(freq_scale(Some("none"), Some(4.0), Some(8.0)), Ok(1.0));
+        assert_eq!(freq_scale(None, None, None), Ok(1.0));
+        for bad in [-2.0, f32::INFINITY, f32::NAN] {
+            let (key, _) = freq_scale(None, Some(bad), None).unwrap_err();
+            assert_eq!(key, "rope.scaling.factor");
+        }
+        assert!(freq_scale(Some("yarn"), Some(4.0), None).is_err());
     }
 }

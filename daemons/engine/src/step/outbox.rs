@@ -26,13 +26,17 @@ impl Outbox {
             at: Instant::now(),
             kind,
         };
-        // Only the last word about prefill counts, so a slow reader does not pile them up.
-        if let (EventKind::Prefilled { .. }, Some(last)) = (kind, pending.events.last_mut())
-            && matches!(last.kind, EventKind::Prefilled { .. })
-            && last.sequence == to.id
-        {
-            *last = event;
-            return;
+        // Only a sequence's last word about prefill counts, so a slow reader does not pile them up.
+        if matches!(kind, EventKind::Prefilled { .. }) {
+            let earlier = pending
+                .events
+                .iter_mut()
+                .rev()
+                .find(|e| e.sequence == to.id && matches!(e.kind, EventKind::Prefilled { .. }));
+            if let Some(earlier) = earlier {
+                *earlier = event;
+                return;
+            }
         }
         pending.events.push(event);
     }

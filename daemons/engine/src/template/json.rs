@@ -88,6 +88,8 @@ impl Dumps {
             }
             ValueKind::Map => {
                 self.write_items(state, value, depth, out, ['{', '}'], |dumps, key, out| {
+                    let text = key.as_str().map_or(0, str::len);
+                    state.consume_fuel((text + dumps.key_separator.len()) as u64 / 4)?;
                     dumps.write_key(key, out)?;
                     out.push_str(&dumps.key_separator);
                     dumps.write_value(state, &value.get_item(key)?, depth + 1, out)
@@ -129,6 +131,7 @@ impl Dumps {
         out.push(open);
         for (index, item) in items.iter().enumerate() {
             if index > 0 {
+                state.consume_fuel(self.item_separator.len() as u64 / 4)?;
                 out.push_str(&self.item_separator);
             }
             self.break_line(state, depth + 1, out)?;

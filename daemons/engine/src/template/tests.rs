@@ -457,6 +457,10 @@ fn hostile_templates_run_dry() {
         "{% set ns = namespace(l=[1]) %}{% for i in range(22) %}{% set ns.l = ns.l + ns.l %}\
          {% endfor %}{{ ns.l | tojson }}",
         "{{ [1] | tojson(indent=999999999999) }}",
+        "{% set ns = namespace(s='xxxxxxxx') %}{% for i in range(16) %}{% set ns.s = ns.s ~ ns.s %}\
+         {% endfor %}{{ range(99999) | tojson(separators=[ns.s, ':']) }}",
+        "{% set ns = namespace(s='xxxxxxxx') %}{% for i in range(16) %}{% set ns.s = ns.s ~ ns.s %}\
+         {% endfor %}{% for i in range(99999) %}{{ {ns.s: 1} | tojson | length }}{% endfor %}",
         "{{ 'x' * 99999999999 }}",
         "{% macro f() %}{{ f() }}{% endmacro %}{{ f() }}",
     ];

@@ -1,9 +1,6 @@
 use super::{Cpu, Shared};
-use crate::kv::{KvPlace, KvStore, PAGE_TOKENS};
+use crate::kv::{HEAD_DIM_MAX, KvPlace, KvStore, PAGE_TOKENS};
 use crate::rope::RopeAngles;
-
-/// Longest head the norm of heads takes.
-const HEAD_DIM_MAX: usize = 256;
 
 /// Elements per item of an elementwise op: below that a dispatch costs more than it saves.
 const ITEM_LEN: usize = 16 << 10;
