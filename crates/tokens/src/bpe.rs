@@ -1,6 +1,11 @@
 //! Byte-pair merging by rank.
 
-use crate::{byte_level, error::TokenizerError, vocabulary::Vocabulary};
+use crate::{
+    byte_level,
+    codepoints::{codepoint_at, push_codepoint},
+    error::TokenizerError,
+    vocabulary::Vocabulary,
+};
 use std::{
     cmp::Reverse,
     collections::{BinaryHeap, HashMap},
@@ -9,74 +14,97 @@ use vitriol_gguf::{Array, Value};
 
 /// The merges of a vocabulary over symbols.
 ///
-/// A symbol is a token id, or beyond the vocabulary one of `intermediates`: a byte or a merged
-/// piece that has no token of its own and only leads to others.
+/// A symbol is a token id, or beyond the vocabulary one of `intermediates`: a piece that has no
+/// token of its own and only leads to others. Beyond those it is a character of no merge.
 #[derive(Debug)]
 pub(crate) struct Bpe {
-    byte_symbols: [u32; 256],
+    alphabet: Alphabet,
     merges: MergeTable,
     n_vocab: u32,
     /// Pieces of the symbols beyond the vocabulary.
     intermediates: Vec<Vec<u8>>,
 }
 
+/// What merging starts from.
+#[derive(Debug)]
+enum Alphabet {
+    /// Bytes, written in the byte-level alphabet; their symbols.
+    Bytes(Box<[u32; 256]>),
+    /// Characters, written as they are; the symbols of those that merge but have no token.
+    Characters(HashMap<u32, u32>),
+}
+
 impl Bpe {
-    /// Reads `tokenizer.ggml.merges`, each "left right" in the byte-level alphabet, by rank.
+    /// Reads `tokenizer.ggml.merges`, each "left right" in the byte-level alphabet, by rank. Words
+    /// are merged from their bytes.
     ///
     /// Errors: an entry that is not two pieces. A merge with a character that stands for no byte is
     /// left out: no text can reach it. Of a pair that is there twice the first counts.
-    pub(crate) fn new(vocabulary: &Vocabulary, merges: Array<'_>) -> Result<Self, TokenizerError> {
+    pub(crate) fn of_bytes(
+        vocabulary: &Vocabulary,
+        merges: Array<'_>,
+    ) -> Result<Self, TokenizerError> {
         let mut symbols = Symbols::new(vocabulary);
-        let byte_symbols = std::array::from_fn(|byte| symbols.of(&[byte as u8]));
-        let mut table = MergeTable::with_capacity(merges.len());
-        let (mut left, mut pair) = (Vec::new(), Vec::new());
-        for (index, merge) in merges.iter().enumerate() {
-            let syntax = TokenizerError::MergeSyntax { index };
-            let Value::String(text) = merge else {
-                return Err(syntax);
-            };
-            // A piece may itself start with the character that is the separator elsewhere.
-            let separator = text
-                .iter()
-                .skip(1)
-                .position(|&byte| byte == b' ')
-                .map(|at| at + 1);
-            let Some(separator) = separator.filter(|&at| at + 1 < text.len()) else {
-                return Err(syntax);
-            };
-            left.clear();
-            if !byte_level::decode(&text[..separator], &mut left) {
-                continue;
-            }
-            pair.clone_from(&left);
-            if !byte_level::decode(&text[separator + 1..], &mut pair) {
-                continue;
-            }
-            let right = symbols.of(&pair[left.len()..]);
-            let merge = Merge {
-                rank: index as u32,
-                result: symbols.of(&pair),
-            };
-            table.insert(symbols.of(&left), right, merge);
-        }
-        Ok(Self {
-            byte_symbols,
-            merges: table,
-            n_vocab: vocabulary.len() as u32,
+        let bytes = Box::new(std::array::from_fn(|byte| symbols.of(&[byte as u8])));
+        let merges = read_merges(&mut symbols, merges, byte_level::decode)?;
+        Ok(Self::new(symbols, Alphabet::Bytes(bytes), merges))
+    }
+
+    /// As [`of_bytes`](Self::of_bytes), with merges written as they are and words merged from their
+    /// characters.
+    pub(crate) fn of_characters(
+        vocabulary: &Vocabulary,
+        merges: Array<'_>,
+    ) -> Result<Self, TokenizerError> {
+        let mut symbols = Symbols::new(vocabulary);
+        let merges = read_merges(&mut symbols, merges, |text, out| {
+            out.extend_from_slice(text);
+            true
+        })?;
+        let characters = symbols.beyond.iter().filter_map(|(piece, &symbol)| {
+            let (codepoint, len) = codepoint_at(piece, 0)?;
+            (len == piece.len()).then_some((codepoint, symbol))
+        });
+        let characters = characters.collect();
+        Ok(Self::new(symbols, Alphabet::Characters(characters), merges))
+    }
+
+    fn new(symbols: Symbols<'_>, alphabet: Alphabet, merges: MergeTable) -> Self {
+        Self {
+            alphabet,
+            merges,
+            n_vocab: symbols.vocabulary.len() as u32,
             intermediates: symbols.intermediates,
-        })
+        }
     }
 
     /// Appends the ids of one word.
     ///
     /// The lowest rank merges first, among equals the leftmost. A byte that the vocabulary has no
     /// token for is left out. Cost: n log n in the word's length; `scratch` is reused.
-    pub(crate) fn encode_word(&self, word: &[u8], scratch: &mut Scratch, ids: &mut Vec<u32>) {
-        scratch.load(
-            word.iter()
-                .map(|&byte| self.byte_symbols[usize::from(byte)]),
-        );
-        for left in 0..word.len().saturating_sub(1) {
+    pub(crate) fn encode_word(
+        &self,
+        vocabulary: &Vocabulary,
+        word: &[u8],
+        scratch: &mut Scratch,
+        ids: &mut Vec<u32>,
+    ) {
+        match &self.alphabet {
+            Alphabet::Bytes(symbols) => {
+                scratch.load(word.iter().map(|&byte| symbols[usize::from(byte)]));
+            }
+            Alphabet::Characters(known) => {
+                scratch.load(Characters { text: word }.map(|(codepoint, bytes)| {
+                    let symbol = vocabulary.find(bytes);
+                    symbol
+                        .or_else(|| known.get(&codepoint).copied())
+                        .unwrap_or_else(|| {
+                            self.n_vocab + self.intermediates.len() as u32 + codepoint
+                        })
+                }));
+            }
+        }
+        for left in 0..scratch.links.len().saturating_sub(1) {
             self.propose(left as u32, scratch);
         }
         while let Some(Reverse(candidate)) = scratch.candidates.pop() {
@@ -88,7 +116,7 @@ impl Bpe {
             }
         }
         for symbol in scratch.symbols() {
-            self.emit(symbol, ids);
+            self.emit(vocabulary, symbol, ids);
         }
     }
 
@@ -108,17 +136,74 @@ impl Bpe {
         }
     }
 
-    fn emit(&self, symbol: u32, ids: &mut Vec<u32>) {
-        match symbol.checked_sub(self.n_vocab) {
-            None => ids.push(symbol),
-            Some(intermediate) => ids.extend(
-                self.intermediates[intermediate as usize]
-                    .iter()
-                    .map(|&byte| self.byte_symbols[usize::from(byte)])
-                    .filter(|&symbol| symbol < self.n_vocab),
-            ),
-        }
+    fn emit(&self, vocabulary: &Vocabulary, symbol: u32, ids: &mut Vec<u32>) {
+        let Some(beyond) = symbol.checked_sub(self.n_vocab) else {
+            ids.push(symbol);
+            return;
+        };
+        let mut character = Vec::new();
+        let bytes = self.intermediates.get(beyond as usize).unwrap_or_else(|| {
+            push_codepoint(beyond - self.intermediates.len() as u32, &mut character);
+            &character
+        });
+        ids.extend(bytes.iter().filter_map(|&byte| vocabulary.byte_token(byte)));
     }
+}
+
+/// The characters of a text that is normalised, and their bytes.
+struct Characters<'a> {
+    text: &'a [u8],
+}
+
+impl<'a> Iterator for Characters<'a> {
+    type Item = (u32, &'a [u8]);
+
+    fn next(&mut self) -> Option<Self::Item> {
+        let (codepoint, len) = codepoint_at(self.text, 0)?;
+        let (character, rest) = self.text.split_at(len);
+        self.text = rest;
+        Some((codepoint, character))
+    }
+}
+
+/// Reads merges whose pieces `decode` appends to a buffer, or refuses.
+fn read_merges(
+    symbols: &mut Symbols<'_>,
+    merges: Array<'_>,
+    decode: impl Fn(&[u8], &mut Vec<u8>) -> bool,
+) -> Result<MergeTable, TokenizerError> {
+    let mut table = MergeTable::with_capacity(merges.len());
+    let (mut left, mut pair) = (Vec::new(), Vec::new());
+    for (index, merge) in merges.iter().enumerate() {
+        let syntax = TokenizerError::MergeSyntax { index };
+        let Value::String(text) = merge else {
+            return Err(syntax);
+        };
+        // A piece may itself start with the character that is the separator elsewhere.
+        let separator = text
+            .iter()
+            .skip(1)
+            .position(|&byte| byte == b' ')
+            .map(|at| at + 1);
+        let Some(separator) = separator.filter(|&at| at + 1 < text.len()) else {
+            return Err(syntax);
+        };
+        left.clear();
+        if !decode(&text[..separator], &mut left) {
+            continue;
+        }
+        pair.clone_from(&left);
+        if !decode(&text[separator + 1..], &mut pair) {
+            continue;
+        }
+        let right = symbols.of(&pair[left.len()..]);
+        let merge = Merge {
+            rank: index as u32,
+            result: symbols.of(&pair),
+        };
+        table.insert(symbols.of(&left), right, merge);
+    }
+    Ok(table)
 }
 
 /// Gives each piece its symbol while the merges are read.
@@ -235,15 +320,17 @@ const END: u32 = u32::MAX;
 const MERGED: u32 = u32::MAX;
 
 impl Scratch {
-    fn load(&mut self, symbols: impl ExactSizeIterator<Item = u32>) {
-        let last = symbols.len().wrapping_sub(1) as u32;
+    fn load(&mut self, symbols: impl Iterator<Item = u32>) {
         self.links.clear();
         self.candidates.clear();
         self.links.extend(symbols.zip(0..).map(|(symbol, at)| Link {
             symbol,
             before: if at == 0 { END } else { at - 1 },
-            after: if at == last { END } else { at + 1 },
+            after: at + 1,
         }));
+        if let Some(last) = self.links.last_mut() {
+            last.after = END;
+        }
     }
 
     fn pair_at(&self, left: u32) -> Option<(u32, u32)> {

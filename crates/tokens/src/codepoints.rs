@@ -15,7 +15,7 @@ pub(crate) fn normalise(text: &[u8]) -> Cow<'_, [u8]> {
     while let [first, ..] = rest {
         let len = match decode_loosely(rest) {
             Some((codepoint, len)) => {
-                push(codepoint, &mut out);
+                push_codepoint(codepoint, &mut out);
                 len
             }
             None => {
@@ -49,7 +49,8 @@ fn decode_loosely(bytes: &[u8]) -> Option<(u32, usize)> {
     (codepoint <= char::MAX as u32).then_some((codepoint, len))
 }
 
-fn push(codepoint: u32, out: &mut Vec<u8>) {
+/// Appends a code point as [`normalise`] spells it.
+pub(crate) fn push_codepoint(codepoint: u32, out: &mut Vec<u8>) {
     match char::from_u32(codepoint) {
         Some(character) => {
             out.extend_from_slice(character.encode_utf8(&mut [0; 4]).as_bytes());

@@ -8,8 +8,8 @@ pub enum TokenizerError {
     #[error(transparent)]
     Gguf(#[from] GgufError),
     #[error(
-        "tokenizer.ggml.model is {model:?}; this release reads only \"gpt2\" (byte-level BPE): \
-         prompts for this model must be token ids"
+        "tokenizer.ggml.model is {model:?}; this release reads \"gpt2\" (byte-level BPE), \
+         \"llama\" (SentencePiece) and \"gemma4\": prompts for this model must be token ids"
     )]
     UnsupportedModel { model: String },
     #[error(
@@ -20,6 +20,10 @@ pub enum TokenizerError {
     UnsupportedPreTokenizer { pre: String },
     #[error("the vocabulary has {n_tokens} tokens and {n_types} token types")]
     TypeCount { n_tokens: usize, n_types: usize },
+    #[error("the vocabulary has {n_tokens} tokens and {n_scores} scores")]
+    ScoreCount { n_tokens: usize, n_scores: usize },
+    #[error("token {id} is of the type byte and is not spelled <0xNN>")]
+    ByteSyntax { id: u32 },
     #[error("token {id} has the unknown type {token_type}")]
     UnknownType { id: usize, token_type: i32 },
     #[error("the vocabulary is empty")]

@@ -81,6 +81,15 @@ pub struct SpecialTokens {
     eog: Vec<u32>,
 }
 
+/// What counts where the file does not say.
+#[derive(Clone, Copy, Debug, Default)]
+pub(crate) struct Defaults {
+    pub(crate) bos: Option<u32>,
+    pub(crate) eos: Option<u32>,
+    pub(crate) unk: Option<u32>,
+    pub(crate) add_bos: bool,
+}
+
 impl SpecialTokens {
     /// Reads the named tokens and finds the others by their texts. Tokens that end generation are
     /// made control tokens: a file that calls them plain would let text end an answer.
@@ -89,7 +98,7 @@ impl SpecialTokens {
     pub(crate) fn read(
         metadata: Metadata<'_>,
         vocabulary: &mut Vocabulary,
-        add_bos_default: bool,
+        defaults: Defaults,
     ) -> Result<Self, TokenizerError> {
         let n_vocab = vocabulary.len();
         let named = |key: &'static str| match metadata.get_u32(key)? {
@@ -98,49 +107,47 @@ impl SpecialTokens {
             }
             id => Ok(id),
         };
+        let known = |id: Option<u32>| id.filter(|&id| (id as usize) < n_vocab);
         let add =
             |key, default| Ok::<_, TokenizerError>(metadata.get_bool(key)?.unwrap_or(default));
         let mut special = Self {
-            bos: named("tokenizer.ggml.bos_token_id")?,
-            eos: named("tokenizer.ggml.eos_token_id")?,
+            bos: named("tokenizer.ggml.bos_token_id")?.or(known(defaults.bos)),
+            eos: named("tokenizer.ggml.eos_token_id")?.or(known(defaults.eos)),
             eot: named("tokenizer.ggml.eot_token_id")?,
             eom: named("tokenizer.ggml.eom_token_id")?,
-            unk: named("tokenizer.ggml.unknown_token_id")?,
+            unk: named("tokenizer.ggml.unknown_token_id")?.or(known(defaults.unk)),
             pad: named("tokenizer.ggml.padding_token_id")?,
             nl: None,
-            add_bos: add("tokenizer.ggml.add_bos_token", add_bos_default)?,
+            add_bos: add("tokenizer.ggml.add_bos_token", defaults.add_bos)?,
             add_eos: add("tokenizer.ggml.add_eos_token", false)?,
             eog: Vec::new(),
         };
-        special.eot = special.eot.or_else(|| first_of(vocabulary, &END_OF_TURN));
-        special.eom = special
-            .eom
-            .or_else(|| first_of(vocabulary, &["<|eom_id|>"]));
-        special.eog = special.find_end_of_generation(vocabulary);
+        let marked = MarkedTokens::of(vocabulary);
+        special.eot = special.eot.or_else(|| marked.first_of(&END_OF_TURN));
+        special.eom = special.eom.or_else(|| marked.first_of(&["<|eom_id|>"]));
+        special.eog = special.find_end_of_generation(&marked);
         for &id in &special.eog {
             vocabulary.set_kind(id, TokenKind::Control);
         }
         Ok(special)
     }
 
-    fn find_end_of_generation(&self, vocabulary: &Vocabulary) -> Vec<u32> {
-        let has = |text| first_of(vocabulary, &[text]).is_some();
+    fn find_end_of_generation(&self, marked: &MarkedTokens<'_>) -> Vec<u32> {
+        let has = |text| marked.first_of(&[text]).is_some();
         // Where these are, `<|end|>` ends a message inside an answer, and `</s>` is plain text.
         let end_is_inner = (has("<|return|>") && has("<|call|>"))
             || (has("<|flush|>") && (has("<|call|>") || has("<|calls|>")));
         let excluded = |piece: &[u8]| {
             (end_is_inner && piece == b"<|end|>") || (piece == b"</s>" && has("<|tool_response>"))
         };
-        let by_text = vocabulary
-            .ids()
-            .filter(|&id| is_one_of(vocabulary.piece(id), &END_OF_GENERATION));
+        let by_text = marked.all_of(&END_OF_GENERATION);
         let borders = FILE_BORDERS
             .iter()
-            .filter_map(|texts| first_of(vocabulary, texts));
+            .filter_map(|texts| marked.first_of(texts));
         let mut eog: Vec<u32> = by_text
             .chain(borders)
             .chain([self.eos, self.eot, self.eom].into_iter().flatten())
-            .filter(|&id| !excluded(vocabulary.piece(id)))
+            .filter(|&id| !excluded(marked.vocabulary.piece(id)))
             .collect();
         eog.sort_unstable();
         eog.dedup();
@@ -158,15 +165,34 @@ impl SpecialTokens {
     }
 }
 
-fn is_one_of(piece: &[u8], texts: &[&str]) -> bool {
-    texts.iter().any(|text| text.as_bytes() == piece)
+/// The tokens whose texts look as those of special tokens do. They are a few thousand, which keeps
+/// the many questions cheap for a large vocabulary.
+struct MarkedTokens<'a> {
+    vocabulary: &'a Vocabulary,
+    ids: Vec<u32>,
 }
 
-/// The token with the lowest id whose text is one of `texts`.
-fn first_of(vocabulary: &Vocabulary, texts: &[&str]) -> Option<u32> {
-    vocabulary
-        .ids()
-        .find(|&id| is_one_of(vocabulary.piece(id), texts))
+impl<'a> MarkedTokens<'a> {
+    fn of(vocabulary: &'a Vocabulary) -> Self {
+        let is_marked = |&id: &u32| matches!(vocabulary.piece(id), [b'<' | b'[' | b'_', _, ..]);
+        Self {
+            vocabulary,
+            ids: vocabulary.ids().filter(is_marked).collect(),
+        }
+    }
+
+    fn all_of(&self, texts: &[&str]) -> impl Iterator<Item = u32> {
+        let is_one = |&id: &u32| {
+            let piece = self.vocabulary.piece(id);
+            texts.iter().any(|text| text.as_bytes() == piece)
+        };
+        self.ids.iter().copied().filter(is_one)
+    }
+
+    /// The token with the lowest id whose text is one of `texts`.
+    fn first_of(&self, texts: &[&str]) -> Option<u32> {
+        self.all_of(texts).next()
+    }
 }
 
 /// A part of a text.
@@ -191,10 +217,16 @@ struct Pattern {
     text: Box<[u8]>,
     id: u32,
     needs_parse_special: bool,
+    swallows_space: bool,
 }
 
+/// Texts of special tokens that leave the white space after them, in vocabularies whose others
+/// swallow it.
+const LEAVE_SPACE: [&[u8]; 3] = [b"<unk>", b"<s>", b"<|endoftext|>"];
+
 impl SpecialMatcher {
-    pub(crate) fn new(vocabulary: &Vocabulary) -> Self {
+    /// With `swallow_space` special tokens take the ASCII white space after them, but for a few.
+    pub(crate) fn new(vocabulary: &Vocabulary, swallow_space: bool) -> Self {
         let mut patterns: Vec<Pattern> = vocabulary
             .ids()
             .filter_map(|id| {
@@ -205,6 +237,7 @@ impl SpecialMatcher {
                     text: text.into(),
                     id,
                     needs_parse_special: kind.needs_parse_special(),
+                    swallows_space: swallow_space && !LEAVE_SPACE.contains(&text),
                 })
             })
             .collect();
@@ -305,13 +338,24 @@ impl Pattern {
                     out.push(Fragment::Text(start..place.start));
                 }
                 out.push(Fragment::Token(self.id));
-                (start, at) = (place.end, place.end);
+                let end = place.end + self.swallowed_len(&text[place.end..range.end]);
+                (start, at) = (end, end);
             }
             if start < range.end {
                 out.push(Fragment::Text(start..range.end));
             }
         }
         out
+    }
+
+    /// How much of what follows the token is part of it.
+    fn swallowed_len(&self, text: &[u8]) -> usize {
+        let is_space = |byte: &&u8| matches!(byte, b'\t'..=b'\r' | b' ');
+        if self.swallows_space {
+            text.iter().take_while(is_space).count()
+        } else {
+            0
+        }
     }
 
     fn find(&self, text: &[u8]) -> Option<usize> {

@@ -35,21 +35,42 @@ impl TokenKind {
     }
 }
 
+/// How a file spells the pieces of normal tokens.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Spelling {
+    /// In the printable alphabet of [`byte_level`].
+    ByteLevel,
+    /// As they are, with U+2581 for each space, and bytes as `<0xNN>`.
+    Spaced,
+}
+
+/// What stands for a space in [`Spelling::Spaced`].
+pub(crate) const SPACE_MARK: &[u8] = "\u{2581}".as_bytes();
+
 /// All pieces of a vocabulary, end to end in one buffer.
+///
+/// Byte-level pieces are the bytes they stand for. Spaced ones keep U+2581, since merging tells it
+/// from a space; [`write`](Vocabulary::write) gives the bytes.
 #[derive(Debug)]
 pub(crate) struct Vocabulary {
+    spelling: Spelling,
     pieces: Vec<u8>,
     /// Where each piece ends.
     ends: Vec<u32>,
     kinds: Vec<TokenKind>,
+    /// Tokens of the type byte.
+    bytes: [Option<u32>; 256],
     index: PieceIndex,
+    /// Bytes of the longest piece in the index.
+    len_max: usize,
 }
 
 impl Vocabulary {
     /// Reads tokens and their types.
     ///
-    /// Errors: keys missing or of another type, counts that differ, more than 4 GiB of pieces.
-    pub(crate) fn read(metadata: Metadata<'_>) -> Result<Self, TokenizerError> {
+    /// Errors: keys missing or of another type, counts that differ, more than 4 GiB of pieces, a
+    /// spaced byte token that is not spelled `<0xNN>`.
+    pub(crate) fn read(metadata: Metadata<'_>, spelling: Spelling) -> Result<Self, TokenizerError> {
         let tokens = metadata.get_array_of("tokenizer.ggml.tokens", ValueType::String)?;
         let Some(tokens) = tokens.filter(|tokens| !tokens.is_empty()) else {
             return Err(TokenizerError::Empty);
@@ -59,10 +80,13 @@ impl Vocabulary {
             None => vec![TokenKind::Normal; tokens.len()],
         };
         let mut vocabulary = Self {
-            pieces: Vec::new(),
+            spelling,
+            pieces: Vec::with_capacity(tokens.len() * 8),
             ends: Vec::with_capacity(tokens.len()),
             index: PieceIndex::with_capacity(tokens.len()),
             kinds,
+            bytes: [None; 256],
+            len_max: 0,
         };
         for token in tokens.iter() {
             let Value::String(text) = token else { continue };
@@ -71,22 +95,23 @@ impl Vocabulary {
         Ok(vocabulary)
     }
 
-    /// Adds the next token. Its piece is what `text` spells in the byte-level alphabet if it is a
-    /// normal token, else `text` itself.
+    /// Adds the next token. Its piece is what `text` spells if it is a normal or a byte token, else
+    /// `text` itself.
     ///
-    /// Only tokens that merges can end in are indexed: a control token is none, whatever its text.
+    /// Only tokens that merges can end in are indexed: a control token is none, whatever its text,
+    /// and neither is a spaced token with the text of a byte or one that would lose its text.
     fn push(&mut self, text: &[u8]) -> Result<(), TokenizerError> {
         let id = self.ends.len() as u32;
         let start = self.pieces.len();
         let kind = self.kinds[id as usize];
-        let spelled = kind == TokenKind::Normal && byte_level::decode(text, &mut self.pieces);
-        if !spelled {
-            self.pieces.extend_from_slice(text);
-        }
+        let is_whole = match self.spelling {
+            Spelling::ByteLevel => self.push_byte_level(text, kind),
+            Spelling::Spaced => self.push_spaced(text, kind, id)?,
+        };
         let end = u32::try_from(self.pieces.len()).map_err(|_| TokenizerError::TooLarge)?;
         self.ends.push(end);
-        let spells_itself = kind == TokenKind::UserDefined && text.iter().all(u8::is_ascii_graphic);
-        if (spelled || spells_itself) && start < self.pieces.len() {
+        if is_whole && start < self.pieces.len() {
+            self.len_max = self.len_max.max(self.pieces.len() - start);
             let Self {
                 pieces,
                 ends,
@@ -98,17 +123,56 @@ impl Vocabulary {
         Ok(())
     }
 
+    /// Whether merges can end in the token.
+    fn push_byte_level(&mut self, text: &[u8], kind: TokenKind) -> bool {
+        if kind == TokenKind::Normal && byte_level::decode(text, &mut self.pieces) {
+            return true;
+        }
+        self.pieces.extend_from_slice(text);
+        kind == TokenKind::UserDefined && text.iter().all(u8::is_ascii_graphic)
+    }
+
+    /// Whether merges can end in the token.
+    fn push_spaced(
+        &mut self,
+        text: &[u8],
+        kind: TokenKind,
+        id: u32,
+    ) -> Result<bool, TokenizerError> {
+        if kind == TokenKind::Byte {
+            let byte = byte_of(text).ok_or(TokenizerError::ByteSyntax { id })?;
+            self.bytes[usize::from(byte)] = Some(id);
+            self.pieces.push(byte);
+            return Ok(false);
+        }
+        self.pieces.extend_from_slice(text);
+        Ok(matches!(kind, TokenKind::Normal | TokenKind::UserDefined))
+    }
+
     pub(crate) fn len(&self) -> usize {
         self.ends.len()
     }
 
-    /// The bytes of a token; none beyond the vocabulary.
+    /// The piece of a token; empty beyond the vocabulary.
     pub(crate) fn piece(&self, id: u32) -> &[u8] {
         if (id as usize) < self.len() {
             piece(&self.pieces, &self.ends, id)
         } else {
             &[]
         }
+    }
+
+    /// Appends the bytes that a token stands for.
+    pub(crate) fn write(&self, id: u32, out: &mut Vec<u8>) {
+        let mut rest = self.piece(id);
+        if self.spelling == Spelling::Spaced && self.kind(id) == Some(TokenKind::Normal) {
+            while let Some((at, mark)) = find_space_mark(rest) {
+                out.extend_from_slice(&rest[..at]);
+                out.push(b' ');
+                rest = &rest[at + mark..];
+            }
+        }
+        out.extend_from_slice(rest);
     }
 
     pub(crate) fn kind(&self, id: u32) -> Option<TokenKind> {
@@ -123,9 +187,17 @@ impl Vocabulary {
         0..self.len() as u32
     }
 
+    /// The token of a single byte.
+    pub(crate) fn byte_token(&self, byte: u8) -> Option<u32> {
+        self.bytes[usize::from(byte)].or_else(|| self.find(&[byte]))
+    }
+
     /// The token that merges end in when they have built `bytes`: never a control token, also if
     /// it became one after its piece was read.
     pub(crate) fn find(&self, bytes: &[u8]) -> Option<u32> {
+        if bytes.len() > self.len_max {
+            return None;
+        }
         let found = self
             .index
             .find(bytes, |id| piece(&self.pieces, &self.ends, id));
@@ -136,6 +208,22 @@ impl Vocabulary {
 fn piece<'a>(pieces: &'a [u8], ends: &[u32], id: u32) -> &'a [u8] {
     let start = if id == 0 { 0 } else { ends[id as usize - 1] };
     &pieces[start as usize..ends[id as usize] as usize]
+}
+
+/// The byte that `<0xNN>` stands for.
+fn byte_of(text: &[u8]) -> Option<u8> {
+    let digits = text.strip_prefix(b"<0x")?.strip_suffix(b">")?;
+    let hex = std::str::from_utf8(digits).ok()?;
+    let is_pair = digits.len() == 2 && digits.iter().all(u8::is_ascii_hexdigit);
+    is_pair.then(|| u8::from_str_radix(hex, 16).ok())?
+}
+
+/// Where the first U+2581 is, and its length.
+fn find_space_mark(text: &[u8]) -> Option<(usize, usize)> {
+    let at = text
+        .windows(SPACE_MARK.len())
+        .position(|window| window == SPACE_MARK)?;
+    Some((at, SPACE_MARK.len()))
 }
 
 fn read_kinds<'a>(

@@ -5,26 +5,34 @@ use std::path::Path;
 use vitriol_gguf::Gguf;
 use vitriol_tokens::{TokenKind, Tokenizer, TokenizerError};
 
-const NORMAL: i32 = 1;
-const CONTROL: i32 = 3;
-const USER_DEFINED: i32 = 4;
-const UNUSED: i32 = 5;
+pub(crate) const NORMAL: i32 = 1;
+pub(crate) const UNKNOWN: i32 = 2;
+pub(crate) const CONTROL: i32 = 3;
+pub(crate) const USER_DEFINED: i32 = 4;
+pub(crate) const UNUSED: i32 = 5;
+pub(crate) const BYTE: i32 = 6;
 
-struct Vocabulary {
-    model: &'static str,
-    pre: &'static str,
-    tokens: Vec<(&'static str, i32)>,
-    merges: Vec<&'static str>,
-    ids: Vec<(&'static str, u32)>,
+pub(crate) struct Vocabulary {
+    pub(crate) name: &'static str,
+    pub(crate) model: &'static str,
+    pub(crate) pre: &'static str,
+    pub(crate) tokens: Vec<(&'static str, i32)>,
+    pub(crate) scores: Option<Vec<f32>>,
+    pub(crate) merges: Vec<&'static str>,
+    pub(crate) ids: Vec<(&'static str, u32)>,
+    pub(crate) flags: Vec<(&'static str, bool)>,
 }
 
-fn vocabulary(tokens: &[(&'static str, i32)], merges: &[&'static str]) -> Vocabulary {
+pub(crate) fn vocabulary(tokens: &[(&'static str, i32)], merges: &[&'static str]) -> Vocabulary {
     Vocabulary {
+        name: "",
         model: "gpt2",
         pre: "gpt-2",
         tokens: tokens.to_vec(),
+        scores: None,
         merges: merges.to_vec(),
         ids: Vec::new(),
+        flags: Vec::new(),
     }
 }
 
@@ -33,9 +41,11 @@ fn string(text: &str) -> Vec<u8> {
 }
 
 impl Vocabulary {
-    fn load(&self) -> Result<Tokenizer, TokenizerError> {
+    pub(crate) fn load(&self) -> Result<Tokenizer, TokenizerError> {
         const U32: u32 = 4;
         const I32: u32 = 5;
+        const F32: u32 = 6;
+        const BOOL: u32 = 7;
         const STRING: u32 = 8;
         const ARRAY: u32 = 9;
         let array = |element_type: u32, elements: Vec<Vec<u8>>| {
@@ -50,6 +60,7 @@ impl Vocabulary {
             .collect();
         let merges = self.merges.iter().map(|merge| string(merge)).collect();
         let mut entries = vec![
+            ("general.name", STRING, string(self.name)),
             ("tokenizer.ggml.model", STRING, string(self.model)),
             ("tokenizer.ggml.pre", STRING, string(self.pre)),
             ("tokenizer.ggml.tokens", ARRAY, array(STRING, texts)),
@@ -61,6 +72,16 @@ impl Vocabulary {
                 .iter()
                 .map(|(key, id)| (*key, U32, id.to_le_bytes().to_vec())),
         );
+        entries.extend(
+            self.flags
+                .iter()
+                .map(|(key, flag)| (*key, BOOL, vec![u8::from(*flag)])),
+        );
+        if let Some(scores) = &self.scores {
+            let scores = scores.iter().map(|score| score.to_le_bytes().to_vec());
+            let scores = array(F32, scores.collect());
+            entries.push(("tokenizer.ggml.scores", ARRAY, scores));
+        }
         let mut file = b"GGUF\x03\0\0\0".to_vec();
         file.extend(0u64.to_le_bytes());
         file.extend((entries.len() as u64).to_le_bytes());
@@ -70,7 +91,7 @@ impl Vocabulary {
         Tokenizer::from_gguf(&Gguf::from_bytes(Path::new("vocabulary.gguf"), file)?)
     }
 
-    fn refused(&self) -> String {
+    pub(crate) fn refused(&self) -> String {
         self.load()
             .expect_err("the vocabulary is unsound")
             .to_string()
@@ -185,10 +206,10 @@ fn what_is_not_read_is_named() {
         vocabulary.refused()
     };
     assert!(sound().load().is_ok());
-    assert!(with(|v| v.model = "llama").contains("tokenizer.ggml.model is \"llama\""));
-    let pre = with(|v| v.pre = "tekken");
+    assert!(with(|v| v.model = "t5").contains("tokenizer.ggml.model is \"t5\""));
+    let pre = with(|v| v.pre = "kimi-k2");
     assert!(
-        pre.contains("is \"tekken\"") && pre.contains("\"smollm\""),
+        pre.contains("is \"kimi-k2\"") && pre.contains("\"smollm\""),
         "{pre}"
     );
     assert!(with(|v| v.tokens.clear()).contains("is empty"));
