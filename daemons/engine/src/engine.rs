@@ -38,6 +38,25 @@ pub struct EngineLimits {
 pub struct Language {
     pub tokenizer: Tokenizer,
     pub template: ChatTemplate,
+    /// Bytes of the longest token: a text has at least as many tokens as it has stretches this long.
+    pub longest_piece: usize,
+}
+
+impl Language {
+    pub fn new(tokenizer: Tokenizer, template: ChatTemplate) -> Self {
+        let mut piece = Vec::new();
+        let mut length = |id| {
+            piece.clear();
+            tokenizer.piece(id, &mut piece, true);
+            piece.len()
+        };
+        let longest_piece = (0..tokenizer.n_vocab() as u32).map(&mut length).max();
+        Self {
+            longest_piece: longest_piece.unwrap_or(1).max(1),
+            tokenizer,
+            template,
+        }
+    }
 }
 
 /// One loaded model and its step thread.

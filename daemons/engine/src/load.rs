@@ -82,10 +82,7 @@ fn read_language(gguf: &Gguf) -> Result<Option<Language>, LoadError> {
             file: gguf.path().display().to_string(),
             source,
         })?;
-    Ok(Some(Language {
-        tokenizer,
-        template,
-    }))
+    Ok(Some(Language::new(tokenizer, template)))
 }
 
 /// Starts the step thread and proves with one real token that it computes.

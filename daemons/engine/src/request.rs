@@ -1,6 +1,10 @@
 //! From a Submit to a prompt of tokens and checked parameters.
 
-use crate::{engine::Engine, sampler::Sampling, template::TemplateError};
+use crate::{
+    engine::{Engine, Language},
+    sampler::Sampling,
+    template::TemplateError,
+};
 use vitriol_proto::engine::v1::{
     ChatPrompt, Failed, FailureKind, Sampling as WireSampling, Submit, submit::Prompt,
 };
@@ -106,13 +110,15 @@ fn tokens(engine: &Engine, submit: &Submit) -> Result<Vec<u32>, Refusal> {
     match &submit.prompt {
         None => Err(Refusal::invalid("the request has no prompt")),
         Some(Prompt::Tokens(tokens)) => Ok(tokens.ids.clone()),
-        Some(Prompt::Text(text)) => Ok(language()?.tokenizer.encode(
-            text.text.as_bytes(),
-            EncodeOptions {
+        Some(Prompt::Text(text)) => {
+            let language = language()?;
+            refuse_hopeless(engine, language, text.text.len())?;
+            let options = EncodeOptions {
                 add_special: text.add_special,
                 parse_special: text.parse_special,
-            },
-        )),
+            };
+            Ok(language.tokenizer.encode(text.text.as_bytes(), options))
+        }
         Some(Prompt::Chat(chat)) => {
             let ChatPrompt {
                 messages_json,
@@ -124,8 +130,20 @@ fn tokens(engine: &Engine, submit: &Submit) -> Result<Vec<u32>, Refusal> {
                 .template
                 .render(messages_json, tools_json, template_kwargs_json, true)
                 .map_err(|error| Refusal::new(failure_kind(&error), error.to_string()))?;
+            refuse_hopeless(engine, language, rendered.text().len())?;
             Ok(rendered.encode(&language.tokenizer))
         }
+    }
+}
+
+/// Refuses a text that cannot fit the context however it is cut into tokens, before time is spent on
+/// cutting it: a prompt of many megabytes would hold up everybody else's for seconds.
+fn refuse_hopeless(engine: &Engine, language: &Language, bytes: usize) -> Result<(), Refusal> {
+    let tokens_min = bytes.div_ceil(language.longest_piece);
+    let context = engine.limits.context_tokens;
+    match tokens_min < context {
+        true => Ok(()),
+        false => Err(overflow(tokens_min, context)),
     }
 }
 

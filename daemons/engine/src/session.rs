@@ -12,7 +12,8 @@ use tokio::sync::{Semaphore, mpsc};
 use tokio_stream::{Stream, StreamExt};
 use tonic::Status;
 use vitriol_proto::engine::v1::{
-    Accepted, Event, FailureKind, SessionRequest, StepEvents, Submit, event::Kind, session_request,
+    Accepted, Event, FailureKind, FinishReason, Finished, SessionRequest, StepEvents, Submit,
+    Usage, event::Kind, session_request,
 };
 
 /// Step messages on their way from the step thread; one that finds the channel full waits in the
@@ -104,7 +105,8 @@ struct LiveRequest {
 
 struct ReadyRequest {
     request_id: u64,
-    prepared: Result<Prepared, Refusal>,
+    /// `None`: cancelled before any work was done for it.
+    prepared: Option<Result<Prepared, Refusal>>,
 }
 
 impl Session {
@@ -142,10 +144,11 @@ impl Session {
             return Ok(());
         }
         self.engine.count_requests(1);
+        let control = Arc::<SequenceControl>::default();
         self.live.insert(
             request_id,
             LiveRequest {
-                control: Arc::default(),
+                control: Arc::clone(&control),
                 session_id: submit.session_id.as_str().into(),
                 submitted_at: Instant::now(),
                 answer: None,
@@ -158,14 +161,10 @@ impl Session {
             let Ok(_turn) = tokenising.acquire_owned().await else {
                 return;
             };
-            let work = tokio::task::spawn_blocking(move || prepare(&engine, &submit));
-            let prepared = work.await.unwrap_or_else(|panic| {
-                tracing::error!(%panic, "preparing a request failed");
-                Err(Refusal::new(
-                    FailureKind::Internal,
-                    "preparing the request failed",
-                ))
-            });
+            let prepared = match control.is_cancelled() {
+                true => None,
+                false => Some(prepare_on_request_thread(engine, submit).await),
+            };
             // A session that has ended meanwhile wants no answer.
             let _ = done
                 .send(ReadyRequest {
@@ -184,8 +183,15 @@ impl Session {
             return;
         };
         let prepared = match ready.prepared {
-            Ok(prepared) => prepared,
-            Err(refusal) => {
+            Some(Ok(prepared)) => prepared,
+            None => {
+                self.end(request_id);
+                let mut finished = Finished::default();
+                finished.set_reason(FinishReason::Cancelled);
+                finished.usage = Some(Usage::default());
+                return self.push(request_id, Kind::Finished(finished));
+            }
+            Some(Err(refusal)) => {
                 self.end(request_id);
                 return self.push(request_id, Kind::Failed(refusal.0));
             }
@@ -314,6 +320,20 @@ impl Drop for Session {
         self.engine.count_requests(-(open as isize));
         self.engine.step.wake();
     }
+}
+
+async fn prepare_on_request_thread(
+    engine: Arc<Engine>,
+    submit: Submit,
+) -> Result<Prepared, Refusal> {
+    let work = tokio::task::spawn_blocking(move || prepare(&engine, &submit));
+    work.await.unwrap_or_else(|panic| {
+        tracing::error!(%panic, "preparing a request failed");
+        Err(Refusal::new(
+            FailureKind::Internal,
+            "preparing the request failed",
+        ))
+    })
 }
 
 fn busy(waiting: usize) -> Refusal {

@@ -399,6 +399,11 @@ async fn bad_requests_fail_with_their_reason() {
             FailureKind::ContextOverflow,
             "exceeds the available context size",
         ),
+        (
+            text(1, &"a".repeat(16 << 20), 5),
+            FailureKind::ContextOverflow,
+            "context_length_exceeded",
+        ),
         (chat(1, "{"), FailureKind::Invalid, "messages"),
         (chat(1, "[]"), FailureKind::Invalid, "messages"),
     ];
