@@ -7,7 +7,8 @@ readonly exit_unavailable=69
 # A fresh rustup is on nobody's PATH until the next login.
 [[ -d ${CARGO_HOME:-$HOME/.cargo}/bin ]] && PATH="$PATH:${CARGO_HOME:-$HOME/.cargo}/bin"
 
-# require_tools: ends the script, naming everything that is missing and the command that installs it.
+# require_tools [python]: ends the script, naming everything that is missing and the command that installs
+# it. With `python`, what fetches packages is needed too.
 require_tools() {
     local -a packages=() missing=()
     if ! command -v cargo >/dev/null; then
@@ -17,7 +18,9 @@ require_tools() {
         missing+=("cc: a C compiler, which Rust links with")
         packages+=(build-essential)
     fi
-    if ! command -v python3 >/dev/null; then
+    if [[ ${1:-} != python ]]; then
+        :
+    elif ! command -v python3 >/dev/null; then
         missing+=("python3: fetches the model")
         packages+=(python3 python3-venv)
     elif ! python3 -c 'import ensurepip, venv' 2>/dev/null; then

@@ -7,7 +7,9 @@
 use std::{
     fs,
     io::Write,
-    process::{Output, Stdio},
+    os::unix::fs::symlink,
+    path::Path,
+    process::{Command, Output, Stdio},
     sync::Arc,
 };
 
@@ -104,4 +106,52 @@ fn a_model_file_and_a_wrong_profile_are_explained() {
     let check = vitriol(&house, &["config", "check", profile.to_str().unwrap()], "");
     assert_eq!(check.status.code(), Some(CONFIG), "{}", said(&check));
     assert!(said(&check).contains("kv_bytes_max"), "{}", said(&check));
+}
+
+#[test]
+fn ops_up_asks_for_python_only_where_something_will_be_fetched() {
+    let directory = tempfile::tempdir().unwrap();
+    let here = |name: &str| directory.path().join(name);
+    let bin = here("bin");
+    fs::create_dir(&bin).unwrap();
+    for tool in ["awk", "bash", "cat", "dirname"] {
+        let path = ["/usr/bin", "/bin"].map(|dir| Path::new(dir).join(tool));
+        let path = path.iter().find(|path| path.exists()).unwrap();
+        symlink(path, bin.join(tool)).unwrap();
+    }
+    // What was built is there; no Python is.
+    for tool in ["cargo", "cc"] {
+        symlink("/bin/true", bin.join(tool)).unwrap();
+    }
+    let profile = here("profile.toml");
+    fs::write(&profile, "[engine.main]\nmodel = '/nowhere.gguf'\n").unwrap();
+    let target = places::binary("vitriol").unwrap();
+    let target = target.ancestors().nth(2).unwrap();
+    let up = |args: &[&str]| {
+        let output = Command::new(places::checkout().join("ops/up"))
+            .env_clear()
+            .envs(["HOME", "XDG_RUNTIME_DIR"].map(|name| (name, directory.path())))
+            .env("PATH", &bin)
+            .env("CARGO_TARGET_DIR", target)
+            .args(["--listen", "127.0.0.1:0"])
+            .args(args)
+            .output()
+            .unwrap();
+        said(&output)
+    };
+    let told = up(&[]);
+    assert!(told.contains("python3: fetches the model"), "{told}");
+    let profile = profile.to_str().unwrap();
+    for named in [
+        ["--model", "/nowhere.gguf"],
+        ["--profile", profile],
+        ["--set", "engine.main.model=/nowhere.gguf"],
+    ] {
+        let told = up(&named);
+        assert!(
+            told.contains("model file /nowhere.gguf: not found"),
+            "{named:?}: {told}"
+        );
+        assert!(!told.contains("python"), "{named:?}: {told}");
+    }
 }

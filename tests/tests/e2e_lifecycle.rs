@@ -177,6 +177,26 @@ fn ctrl_c_lets_running_answers_finish() {
 }
 
 #[test]
+fn a_terminal_that_hangs_up_twice_is_not_impatient() {
+    let house = House::start(&Setup::default()).unwrap();
+    let mut stream = house
+        .client()
+        .post_stream("/v1/chat/completions", &question(200, true))
+        .unwrap();
+    stream.next_chunk().unwrap().unwrap();
+    for _ in 0..2 {
+        house.signal_up(Signal::HUP).unwrap();
+        eventually(Duration::from_secs(10), "the end has begun", || {
+            house.said().contains("stopping: ").then_some(())
+        })
+        .unwrap();
+    }
+    stream.chunks().expect("the answer goes on to [DONE]");
+    let status = house.wait_up(Duration::from_secs(30)).unwrap();
+    assert_eq!(status.code(), Some(0), "{}", house.said());
+}
+
+#[test]
 fn a_drain_has_an_end() {
     let profile = "[demiurge]\ndrain_ms = 500\n[engine.main]\ndrain_ms = 500";
     let house = House::start(&Setup::default().profile(profile)).unwrap();
@@ -211,6 +231,19 @@ fn daemons_do_not_outlive_a_killed_supervisor() {
     for pid in daemons {
         process::gone(pid, Duration::from_secs(30)).unwrap();
     }
+}
+
+#[test]
+fn a_house_that_cannot_print_its_welcome_serves_and_drains() {
+    let house = House::start(&Setup::default().stdout_full()).unwrap();
+    eventually(Duration::from_secs(20), "the failed welcome", || {
+        house.said().contains("standard output: ").then_some(())
+    })
+    .unwrap();
+    assert!(answers(&house.client()), "{}", house.said());
+    house.signal_up(Signal::TERM).unwrap();
+    let status = house.wait_up(Duration::from_secs(30)).unwrap();
+    assert_eq!(status.code(), Some(0), "{}", house.said());
 }
 
 #[test]

@@ -14,7 +14,12 @@ use std::{
 };
 
 use serde_json::{Value, json};
-use vitriol_testkit::{House, Seed, Setup, eventually, house::ENGINE, http::Client, process};
+use vitriol_testkit::{
+    House, Seed, Setup, eventually,
+    house::{DEMIURGE, ENGINE},
+    http::Client,
+    process,
+};
 
 const REQUESTS: usize = 100;
 const AT_ONCE: usize = 16;
@@ -272,7 +277,8 @@ fn a_hundred_mixed_requests_leak_nothing_and_disturb_nobody() {
 
     let house = House::start(&Setup::default().profile(PROFILE)).unwrap();
     let client = house.client();
-    let engine = house.daemon_pid(ENGINE).unwrap();
+    let pids = || [ENGINE, DEMIURGE].map(|name| house.daemon_pid(name).unwrap());
+    let daemons = pids();
     settled(&client);
 
     let mut resident = Vec::new();
@@ -282,22 +288,24 @@ fn a_hundred_mixed_requests_leak_nothing_and_disturb_nobody() {
         settled(&client);
         // Some of those who leave are served before they do.
         assert!(survivors >= REQUESTS - CANCELLED, "{survivors} answers");
-        resident.push(process::resident_anonymous_bytes(engine).unwrap());
+        resident.push(daemons.map(|pid| process::resident_anonymous_bytes(pid).unwrap()));
+        let [engine, demiurge] = resident[round].map(|bytes| bytes >> 20);
         eprintln!(
-            "round {round}: {survivors} answers in {:.1?}, resident {} MiB",
-            start.elapsed(),
-            resident[round] >> 20
+            "round {round}: {survivors} answers in {:.1?}, resident: engine {engine} MiB, \
+             demiurge {demiurge} MiB",
+            start.elapsed()
         );
     }
-    assert!(
-        resident[1] <= resident[0] + RESIDENT_SLACK,
-        "resident memory went from {} to {} MiB",
-        resident[0] >> 20,
-        resident[1] >> 20
-    );
-    assert_eq!(
-        house.daemon_pid(ENGINE).unwrap(),
-        engine,
-        "the engine never died"
-    );
+    for (name, (before, after)) in [ENGINE, DEMIURGE]
+        .into_iter()
+        .zip(resident[0].into_iter().zip(resident[1]))
+    {
+        assert!(
+            after <= before + RESIDENT_SLACK,
+            "resident memory of {name} went from {} to {} MiB",
+            before >> 20,
+            after >> 20
+        );
+    }
+    assert_eq!(pids(), daemons, "no daemon ever died");
 }

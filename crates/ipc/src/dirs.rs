@@ -149,8 +149,10 @@ impl HouseDirs {
 /// Creates `path` and its parents for this user alone (mode 0700).
 ///
 /// A directory that stands already must be this user's or root's and closed to others, because
-/// whoever can write to it can put a socket of their own there.
+/// whoever can write to it can put a socket of their own there. So must every directory and link on
+/// the way that lies where others may write (`/tmp`), because its owner can put another in its place.
 pub fn create_private_dir(path: &Path) -> Result<(), DirsError> {
+    check_way(path)?;
     DirBuilder::new()
         .recursive(true)
         .mode(0o700)
@@ -162,8 +164,7 @@ pub fn create_private_dir(path: &Path) -> Result<(), DirsError> {
         })
         .and_then(|found| {
             let (owner, mode) = (found.uid(), found.mode() & 0o7777);
-            let ours = owner == rustix::process::getuid().as_raw() || owner == 0;
-            if ours && mode & 0o022 == 0 {
+            if is_trusted_owner(owner) && mode & 0o022 == 0 {
                 Ok(())
             } else {
                 Err(DirsError::NotPrivate {
@@ -173,6 +174,35 @@ pub fn create_private_dir(path: &Path) -> Result<(), DirsError> {
                 })
             }
         })
+}
+
+/// Refuses a path that leads through what another user put into a directory open to all.
+fn check_way(path: &Path) -> Result<(), DirsError> {
+    for part in path.ancestors() {
+        let open_to_all = part
+            .parent()
+            .and_then(|parent| fs::metadata(parent).ok())
+            .is_some_and(|parent| parent.mode() & 0o002 != 0);
+        // The part itself, not what a link leads to; what is not there yet will be ours.
+        let Some(found) = open_to_all
+            .then(|| fs::symlink_metadata(part).ok())
+            .flatten()
+        else {
+            continue;
+        };
+        if !is_trusted_owner(found.uid()) {
+            return Err(DirsError::NotPrivate {
+                path: part.to_owned(),
+                owner: found.uid(),
+                mode: found.mode() & 0o7777,
+            });
+        }
+    }
+    Ok(())
+}
+
+fn is_trusted_owner(uid: u32) -> bool {
+    uid == rustix::process::getuid().as_raw() || uid == 0
 }
 
 #[cfg(test)]
@@ -243,5 +273,47 @@ mod tests {
             create_private_dir(&dir),
             Err(DirsError::NotPrivate { .. })
         ));
+    }
+
+    /// Needs another user's file in a directory open to all, which only root can make.
+    #[test]
+    fn a_way_through_what_a_stranger_put_into_an_open_directory_is_refused() {
+        if !rustix::process::getuid().is_root() {
+            // Straight to the terminal: what a passing test prints is captured.
+            let line = "NOT RUN: a_way_through_what_a_stranger_put_into_an_open_directory_is_refused: \
+                        run it as root\n";
+            io::Write::write_all(&mut io::stderr(), line.as_bytes()).unwrap();
+            return;
+        }
+        let temp = tempfile::tempdir().unwrap();
+        let open = temp.path().join("tmp");
+        fs::create_dir(&open).unwrap();
+        fs::set_permissions(&open, fs::Permissions::from_mode(0o1777)).unwrap();
+        let (planted, ours) = (open.join("vitriol-0"), temp.path().join("ours"));
+        create_private_dir(&ours).unwrap();
+
+        // A directory of the stranger's, in which ours would lie.
+        fs::create_dir(&planted).unwrap();
+        std::os::unix::fs::chown(&planted, Some(4711), None).unwrap();
+        let refused = create_private_dir(&planted.join("127.0.0.1-9000"));
+        assert!(
+            matches!(refused, Err(DirsError::NotPrivate { owner: 4711, .. })),
+            "{refused:?}"
+        );
+        fs::remove_dir(&planted).unwrap();
+
+        // A link of the stranger's to a directory of ours.
+        std::os::unix::fs::symlink(&ours, &planted).unwrap();
+        std::os::unix::fs::lchown(&planted, Some(4711), None).unwrap();
+        let refused = create_private_dir(&planted);
+        assert!(
+            matches!(refused, Err(DirsError::NotPrivate { owner: 4711, .. })),
+            "{refused:?}"
+        );
+        fs::remove_file(&planted).unwrap();
+
+        // A link of our own is our own affair.
+        std::os::unix::fs::symlink(&ours, &planted).unwrap();
+        create_private_dir(&planted.join("engine")).unwrap();
     }
 }

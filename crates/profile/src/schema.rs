@@ -140,8 +140,9 @@ section! {
 section! {
     /// `[demiurge]`: the HTTP door.
     Demiurge {
-        /// Largest request body; a larger one is refused with 413.
-        body_bytes_max: Bytes = Bytes::mib(32), "", 1024..=17_179_869_184;
+        /// Largest request body, 128 MiB at most: what is made of it goes to the engine in one message
+        /// of 256 MiB. A larger body is refused with 413.
+        body_bytes_max: Bytes = Bytes::mib(32), "", 1024..=134_217_728;
         /// Requests in flight; one more is refused with 429.
         requests_max: u32 = 128, "requests", 1..=65536;
         /// Open client connections; one more waits in the kernel's queue.

@@ -5,6 +5,7 @@
 //! a slow reader stops asking, its tokens are not credited, and the engine pauses its sequence.
 
 use std::convert::Infallible;
+use std::pin::pin;
 use std::time::Duration;
 
 use bytes::Bytes;
@@ -74,12 +75,14 @@ impl AnswerStream {
     }
 
     async fn next_frame(&mut self) -> Option<Bytes> {
+        // Of the client's silence, not the engine's: a long prefill reports every step.
+        let mut silence = pin!(tokio::time::sleep(self.ping_interval));
         while self.state != State::Ended {
             let event = tokio::select! {
                 biased;
                 event = self.request.next() => event,
                 () = self.expired.cancelled() => return Some(self.fail(&shutting_down())),
-                () = tokio::time::sleep(self.ping_interval) => return Some(sse::PING),
+                () = silence.as_mut() => return Some(sse::PING),
             };
             let frame = match event {
                 EngineEvent::Accepted { .. } | EngineEvent::Prefill(Prefill { .. }) => None,

@@ -224,6 +224,30 @@ impl ApiError {
             .code("request_too_large")
     }
 
+    /// 413: a parameter holds more than this route takes; `bound` in the client's words.
+    pub fn param_too_large(param: &'static str, bound: &str) -> ApiError {
+        let message = format!("'{param}' is longer than {bound}; send it in parts");
+        ApiError::new(StatusCode::PAYLOAD_TOO_LARGE, ErrorKind::TooLarge, message)
+            .code("request_too_large")
+            .param(param)
+    }
+
+    /// 413: a request that would be a larger message than the engine reads.
+    pub fn prompt_too_large(bytes: usize) -> ApiError {
+        let message = format!(
+            "the prompt is {bytes} bytes in the engine's terms, more than it reads; send less"
+        );
+        ApiError::new(StatusCode::PAYLOAD_TOO_LARGE, ErrorKind::TooLarge, message)
+            .code("request_too_large")
+    }
+
+    /// 413: what a short question asks for is larger than the engine may answer.
+    pub fn answer_too_large() -> ApiError {
+        let message = "the answer would be too large; send the request in parts";
+        ApiError::new(StatusCode::PAYLOAD_TOO_LARGE, ErrorKind::TooLarge, message)
+            .code("request_too_large")
+    }
+
     /// 429: the engine's queue, or Demiurge's own bound, is full.
     pub fn busy(message: impl Into<String>, retry_after_s: u32) -> ApiError {
         ApiError::new(StatusCode::TOO_MANY_REQUESTS, ErrorKind::RateLimit, message)

@@ -3,13 +3,14 @@
 use std::net::IpAddr;
 use std::sync::Arc;
 
+use axum::body::Body;
 use http::HeaderMap;
 use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 use tokio_util::sync::CancellationToken;
 use vitriol_chassis::StatusBoard;
 
 use crate::api_error::ApiError;
-use crate::body::BodyBounds;
+use crate::body::{BodyBounds, refuse_unread};
 use crate::config::Config;
 use crate::decision_log::DecisionLog;
 use crate::engine_link::{CallError, EngineLink, EngineState};
@@ -89,15 +90,23 @@ impl App {
         }
     }
 
-    /// Takes a place among the requests in flight.
+    /// Takes a place among the requests in flight, for one with this body.
     ///
-    /// Errors: 429 when there is none.
-    pub fn take_place(&self) -> Result<OwnedSemaphorePermit, ApiError> {
-        Arc::clone(&self.places).try_acquire_owned().map_err(|_| {
-            let limit = self.config.requests_max;
-            let message = format!("{limit} requests are in flight; send this one again later");
-            ApiError::busy(message, RETRY_BUSY_S)
-        })
+    /// Errors: 429 when there is none; the body is then read over.
+    pub async fn take_place(
+        &self,
+        headers: &HeaderMap,
+        body: Body,
+    ) -> Result<(OwnedSemaphorePermit, Body), ApiError> {
+        match Arc::clone(&self.places).try_acquire_owned() {
+            Ok(place) => Ok((place, body)),
+            Err(_) => {
+                refuse_unread(headers, body).await;
+                let limit = self.config.requests_max;
+                let message = format!("{limit} requests are in flight; send this one again later");
+                Err(ApiError::busy(message, RETRY_BUSY_S))
+            }
+        }
     }
 
     /// The error that goes with a refusal.
@@ -144,6 +153,7 @@ pub fn call_error(error: &CallError) -> ApiError {
     match error {
         CallError::NotReady { .. } => loading(),
         CallError::Deadline { .. } => ApiError::engine_timeout(),
+        CallError::TooLarge { .. } => ApiError::answer_too_large(),
         CallError::Invalid { message, .. } => ApiError::bad_value(message),
         CallError::Failed { call, code } => {
             ApiError::internal(format!("the engine failed to {call} ({code:?})"))

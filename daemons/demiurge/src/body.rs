@@ -17,8 +17,11 @@ const BLOCK_BYTES: usize = 16 << 10;
 /// How many bodies of the largest size may be in memory at once.
 const BODIES_OF_FULL_SIZE: usize = 4;
 
-/// How much of a body that is too large is still read (and dropped), so that a client that writes
-/// before it reads gets to see the refusal.
+/// Bodies above this size are parsed on a thread of their own: a megabyte takes about a
+/// millisecond, and the runtime's threads carry everybody's tokens.
+const PARSE_INLINE_BYTES_MAX: usize = 256 << 10;
+
+/// How much of a refused body is still read (and dropped).
 const DISCARD_BYTES_MAX: usize = 256 << 20;
 
 /// How long such reading may take.
@@ -44,12 +47,25 @@ pub struct BodyShare {
 }
 
 impl BoundedBody {
-    /// Frees the bytes and keeps the share, for what was made of them.
-    pub fn into_share(self) -> BodyShare {
-        self.share
+    /// Makes something of the bytes, frees them and keeps their share of the budget with what was
+    /// made, which is as large as they and more.
+    ///
+    /// Errors: `parse`'s own; 500 when it panics.
+    pub async fn parse<T: Send + 'static>(
+        self,
+        parse: impl FnOnce(&[u8]) -> Result<T, ApiError> + Send + 'static,
+    ) -> Result<(T, BodyShare), ApiError> {
+        if self.bytes.len() <= PARSE_INLINE_BYTES_MAX {
+            return Ok((parse(&self.bytes)?, self.share));
+        }
+        let parsing = tokio::task::spawn_blocking(move || Ok((parse(&self.bytes)?, self.share)));
+        parsing
+            .await
+            .unwrap_or_else(|_| Err(ApiError::internal("reading the request failed")))
     }
 }
 
+#[cfg(test)]
 impl AsRef<[u8]> for BoundedBody {
     fn as_ref(&self) -> &[u8] {
         &self.bytes
@@ -79,10 +95,7 @@ impl BodyBounds {
     /// budget, 400 when it breaks off.
     pub async fn read(&self, headers: &HeaderMap, mut body: Body) -> Result<BoundedBody, ApiError> {
         if content_length(headers).is_some_and(|length| length > self.bytes_max as u64) {
-            // Who asks first (Expect: 100-continue) gets the refusal instead of the go-ahead.
-            if !headers.contains_key(header::EXPECT) {
-                discard(body).await;
-            }
+            refuse_unread(headers, body).await;
             return Err(ApiError::too_large(self.bytes_max as u64));
         }
         let read = tokio::time::timeout(self.timeout, self.collect(&mut body)).await;
@@ -137,6 +150,14 @@ fn content_length(headers: &HeaderMap) -> Option<u64> {
         .ok()?
         .parse()
         .ok()
+}
+
+/// Lets go of a body of which nothing was read: a client that writes before it reads gets to see why
+/// it was refused, one that asks first (Expect: 100-continue) sees it instead of the go-ahead.
+pub async fn refuse_unread(headers: &HeaderMap, body: Body) {
+    if !headers.contains_key(header::EXPECT) {
+        discard(body).await;
+    }
 }
 
 /// Reads on and drops what comes, within bounds.
@@ -222,6 +243,22 @@ mod tests {
         assert_eq!(refused.label(), "queue_full");
         held.clear();
         assert_eq!(read(&bounds, chunks(16, MIB / 16)).await, Ok(MIB));
+    }
+
+    #[tokio::test]
+    async fn large_bodies_are_parsed_off_the_runtime_threads() {
+        let parser = async |bytes: usize| {
+            let body = Body::from(vec![b'x'; bytes]);
+            let body = bounds().read(&HeaderMap::new(), body).await;
+            let parsing = body
+                .ok()
+                .unwrap()
+                .parse(|_| Ok(std::thread::current().id()));
+            parsing.await.ok().unwrap().0
+        };
+        let own = std::thread::current().id();
+        assert_eq!(parser(PARSE_INLINE_BYTES_MAX).await, own);
+        assert_ne!(parser(PARSE_INLINE_BYTES_MAX + 1).await, own);
     }
 
     #[tokio::test(start_paused = true)]

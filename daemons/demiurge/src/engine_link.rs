@@ -29,7 +29,9 @@ use std::time::Duration;
 use prometheus_client::collector::Collector;
 use prometheus_client::encoding::{DescriptorEncoder, EncodeMetric};
 use prometheus_client::metrics::gauge::ConstGauge;
+use prost::Message;
 use tokio::sync::watch;
+use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 use tonic::transport::Channel;
 use vitriol_proto::engine::v1::{GetModelResponse, Submit};
@@ -41,10 +43,17 @@ pub use calls::CallError;
 pub use inbox::EngineEvent;
 pub use switchboard::EngineRequest;
 
-use switchboard::Switchboard;
+use switchboard::{NoSession, Switchboard};
 
-/// The largest message the engine may answer with: the pieces of a long tokenised text.
-const ANSWER_BYTES_MAX: usize = 1 << 30;
+/// The largest message the engine may answer with. The ids and pieces of the longest text that may
+/// be tokenised, 4 MiB, take less than 12 bytes for each of its bytes; the text of the most ids that
+/// may be detokenised, a million, has less than 64 bytes for each unless it is made up of long runs
+/// of one character.
+const ANSWER_BYTES_MAX: usize = 64 << 20;
+
+/// The largest Submit, bytes. The engine reads messages of 256 MiB and ends the whole session with a
+/// larger one, so one request must not reach that.
+const SUBMIT_BYTES_MAX: usize = 250 << 20;
 
 /// Bounds of the link; all from the profile.
 #[derive(Clone, Debug)]
@@ -106,10 +115,17 @@ pub struct EngineLink {
     metrics: Metrics,
 }
 
-/// The session was not there, or broke before the request reached it.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
-#[error("submit to the engine: no session stands")]
-pub struct NoSession;
+/// Why a request was not started.
+#[derive(Clone, Debug, PartialEq, thiserror::Error)]
+pub enum SubmitError {
+    #[error("submit to the engine: it did not become ready in time")]
+    NotReady,
+    /// The engine has another model than the request wants.
+    #[error("submit to the engine: its model is '{}'", .0.alias)]
+    OtherModel(Arc<GetModelResponse>),
+    #[error("submit to the engine: {bytes} bytes are more than {SUBMIT_BYTES_MAX}")]
+    TooLarge { bytes: usize },
+}
 
 impl EngineLink {
     /// A link that is not connected yet; [`EngineLink::run`] connects it.
@@ -137,22 +153,44 @@ impl EngineLink {
         self.state.borrow().clone()
     }
 
-    /// Waits until the engine is ready, for at most `wait`.
-    pub async fn until_ready(&self, wait: Duration) -> Option<Arc<GetModelResponse>> {
+    /// Waits until the engine is ready, until `deadline` at most.
+    async fn until_ready(&self, deadline: Instant) -> Option<Arc<GetModelResponse>> {
         let mut state = self.state.subscribe();
         let ready = state.wait_for(|state| matches!(state, EngineState::Ready(_)));
-        match tokio::time::timeout(wait, ready).await {
+        match tokio::time::timeout_at(deadline, ready).await {
             Ok(Ok(state)) => state.model().cloned(),
             Ok(Err(_)) | Err(_) => None,
         }
     }
 
-    /// Starts a request. `submit.request_id` and `submit.window_tokens` are set here.
+    /// Starts a request once the engine is ready, for which it waits until `deadline`; a session
+    /// that is lost meanwhile is waited for again. `submit.request_id` and `submit.window_tokens`
+    /// are set here. `is_wanted` says whether the model will do.
     ///
-    /// Dropping the returned request cancels it at the engine, wherever it stands.
-    pub fn submit(&self, mut submit: Submit) -> Result<EngineRequest, NoSession> {
+    /// Dropping the returned request cancels it at the engine, wherever it stands. Cancel-safe.
+    pub async fn submit(
+        &self,
+        mut submit: Submit,
+        deadline: Instant,
+        is_wanted: impl Fn(&GetModelResponse) -> bool,
+    ) -> Result<(EngineRequest, Arc<GetModelResponse>), SubmitError> {
         submit.window_tokens = self.config.window_tokens;
-        Switchboard::submit(&self.switchboard, submit)
+        let bytes = submit.encoded_len();
+        if bytes > SUBMIT_BYTES_MAX {
+            return Err(SubmitError::TooLarge { bytes });
+        }
+        loop {
+            let ready = self.until_ready(deadline).await;
+            let model = ready.ok_or(SubmitError::NotReady)?;
+            if !is_wanted(&model) {
+                return Err(SubmitError::OtherModel(model));
+            }
+            match Switchboard::submit(&self.switchboard, submit) {
+                Ok(request) => return Ok((request, model)),
+                // The state says so before the session closes, so this waits and does not spin.
+                Err(NoSession(given_back)) => submit = *given_back,
+            }
+        }
     }
 
     /// The link's own figure, read when somebody asks: requests in its book.
@@ -178,5 +216,91 @@ impl Collector for BookSize {
         let metric =
             encoder.encode_descriptor("engine_requests", help, None, gauge.metric_type())?;
         gauge.encode(metric)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::cell::Cell;
+    use std::path::Path;
+
+    use vitriol_proto::engine::v1::{TextPrompt, submit};
+
+    use super::*;
+
+    const SOON: Duration = Duration::from_secs(20);
+
+    fn link() -> EngineLink {
+        let config = LinkConfig {
+            control_deadline: SOON,
+            window_tokens: 8,
+        };
+        let nowhere = vitriol_ipc::connect(Path::new("/nowhere/engine.sock"));
+        EngineLink::new(nowhere, config, Metrics::default())
+    }
+
+    fn open(link: &EngineLink) {
+        link.switchboard.open();
+        link.state
+            .send_replace(EngineState::Ready(Arc::new(GetModelResponse::default())));
+    }
+
+    fn lose(link: &EngineLink) {
+        link.state.send_replace(EngineState::Absent {
+            last_model: None,
+            failure: None,
+        });
+        link.switchboard.close();
+    }
+
+    #[tokio::test]
+    async fn a_submit_too_large_for_the_engine_is_refused_before_the_switchboard() {
+        let link = link();
+        open(&link);
+        let of = |bytes: usize| Submit {
+            prompt: Some(submit::Prompt::Text(TextPrompt {
+                text: "x".repeat(bytes),
+                ..TextPrompt::default()
+            })),
+            ..Submit::default()
+        };
+        let deadline = Instant::now() + SOON;
+        let refused = link.submit(of(SUBMIT_BYTES_MAX), deadline, |_| true).await;
+        assert!(matches!(refused, Err(SubmitError::TooLarge { .. })));
+        assert_eq!(link.switchboard.len(), 0);
+        let _taken = link.submit(of(8), deadline, |_| true).await.unwrap();
+        assert_eq!(link.switchboard.len(), 1);
+    }
+
+    #[tokio::test]
+    async fn a_session_lost_before_the_submit_is_waited_for_again() {
+        let link = link();
+        open(&link);
+        let looked = Cell::new(0);
+        let deadline = Instant::now() + SOON;
+        let submitted = link.submit(Submit::default(), deadline, |_| {
+            looked.set(looked.get() + 1);
+            if looked.get() == 1 {
+                lose(&link);
+                let link = link.clone();
+                tokio::spawn(async move { open(&link) });
+            }
+            true
+        });
+        submitted.await.unwrap();
+        assert_eq!(looked.get(), 2);
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_session_that_stays_lost_is_waited_for_until_the_deadline() {
+        let link = link();
+        open(&link);
+        let begun = Instant::now();
+        let submitted = link.submit(Submit::default(), begun + SOON, |_| {
+            lose(&link);
+            true
+        });
+        assert_eq!(submitted.await.err(), Some(SubmitError::NotReady));
+        assert_eq!(begun.elapsed(), SOON);
     }
 }

@@ -148,6 +148,7 @@ impl Chat {
         if !answer.text.is_empty() && !answer.text.ends_with('\n') {
             term::print("\n")?;
         }
+        let stopped = matches!(outcome, Ok(Answered::Stopped));
         match outcome {
             Ok(Answered::Whole) if answer.finish_reason.as_deref() == Some("length") => {
                 term::note(
@@ -167,7 +168,9 @@ impl Chat {
         if let Some(figures) = answer.figures {
             self.stats.add(figures, answer.first_text, began.elapsed());
         }
-        self.conversation.keep(question, answer.text);
+        if is_said(stopped, &answer.text) {
+            self.conversation.keep(question, answer.text);
+        }
         Ok(())
     }
 
@@ -215,6 +218,11 @@ impl Chat {
     }
 }
 
+/// Whether an answer belongs to the conversation: not one that was stopped before its first text.
+fn is_said(stopped: bool, text: &str) -> bool {
+    !(stopped && text.is_empty())
+}
+
 /// An answer as far as it came.
 #[derive(Debug, Default)]
 struct Answer {
@@ -256,19 +264,18 @@ fn broken(words: &str) -> Asking {
     Asking::Server(Failure::new(Exit::Dependency, words))
 }
 
-/// How long to wait before asking again: while the house loads or is full, as it says itself, for
-/// two minutes in all.
+/// How long to wait before asking again: while the house loads, restarts or is full, as it says
+/// itself, for two minutes in all. Any other refusal is for the user to read.
 fn retry_pause(error: &HttpError, so_far: Duration) -> Option<Duration> {
     let HttpError::Refused {
-        status,
-        retry_after,
-        ..
+        code, retry_after, ..
     } = error
     else {
         return None;
     };
-    let passing = matches!(status.as_u16(), 429 | 503);
-    (passing && so_far < WAIT_READY)
+    let passing = ["engine_loading", "engine_restarting", "queue_full"];
+    let is_passing = code.as_deref().is_some_and(|code| passing.contains(&code));
+    (is_passing && so_far < WAIT_READY)
         .then(|| Duration::from_secs(retry_after.unwrap_or(1).clamp(1, 10)))
 }
 
@@ -280,26 +287,45 @@ mod tests {
 
     #[test]
     fn only_a_passing_refusal_is_tried_again_and_not_for_ever() {
-        let refused = |code: u16, retry_after| HttpError::Refused {
-            status: StatusCode::from_u16(code).unwrap(),
+        let refused = |code: &str, retry_after| HttpError::Refused {
+            status: StatusCode::SERVICE_UNAVAILABLE,
             message: String::new(),
+            code: Some(code.to_owned()),
             retry_after,
         };
         let soon = Duration::from_secs(3);
         assert_eq!(
-            retry_pause(&refused(503, Some(2)), soon),
+            retry_pause(&refused("engine_loading", Some(2)), soon),
             Some(Duration::from_secs(2))
         );
         assert_eq!(
-            retry_pause(&refused(429, None), soon),
+            retry_pause(&refused("queue_full", None), soon),
             Some(Duration::from_secs(1))
         );
         assert_eq!(
-            retry_pause(&refused(503, Some(9999)), soon),
+            retry_pause(&refused("engine_restarting", Some(9999)), soon),
             Some(Duration::from_secs(10))
         );
-        assert_eq!(retry_pause(&refused(400, Some(2)), soon), None);
-        assert_eq!(retry_pause(&refused(503, Some(2)), WAIT_READY), None);
+        for lasting in [
+            "engine_failed",
+            "engine_draining",
+            "draining",
+            "invalid_value",
+        ] {
+            assert_eq!(
+                retry_pause(&refused(lasting, Some(2)), soon),
+                None,
+                "{lasting}"
+            );
+        }
+        let loading = refused("engine_loading", Some(2));
+        assert_eq!(retry_pause(&loading, WAIT_READY), None);
+    }
+
+    #[test]
+    fn an_answer_stopped_before_its_first_text_is_no_turn() {
+        assert!(!is_said(true, ""));
+        assert!(is_said(true, "Once") && is_said(false, ""));
     }
 
     #[test]

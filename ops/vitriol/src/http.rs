@@ -37,6 +37,8 @@ pub enum HttpError {
     Refused {
         status: StatusCode,
         message: String,
+        /// The server's word for why, where it has one.
+        code: Option<String>,
         /// Seconds after which the server wants to be asked again.
         retry_after: Option<u64>,
     },
@@ -161,22 +163,21 @@ async fn refusal(response: Response<Incoming>) -> HttpError {
     let bytes = body
         .map(http_body_util::Collected::to_bytes)
         .unwrap_or_default();
+    let (message, code) = refusal_words(status, &bytes);
     HttpError::Refused {
         status,
-        message: refusal_message(status, &bytes),
+        message,
+        code,
         retry_after,
     }
 }
 
-fn refusal_message(status: StatusCode, body: &[u8]) -> String {
-    let json: Option<Value> = serde_json::from_slice(body).ok();
-    let words = json
-        .as_ref()
-        .and_then(|json| json["error"]["message"].as_str());
-    match words {
-        Some(words) => words.to_owned(),
-        None => format!("the server answered {status}"),
-    }
+/// Message and code of an error body.
+fn refusal_words(status: StatusCode, body: &[u8]) -> (String, Option<String>) {
+    let json: Value = serde_json::from_slice(body).unwrap_or_default();
+    let word = |name: &str| json["error"][name].as_str().map(str::to_owned);
+    let message = word("message").unwrap_or_else(|| format!("the server answered {status}"));
+    (message, word("code"))
 }
 
 #[cfg(test)]
@@ -212,11 +213,14 @@ mod tests {
     fn a_refusal_speaks_the_servers_words() {
         let body = br#"{"error":{"message":"queue full","code":"busy"}}"#;
         assert_eq!(
-            refusal_message(StatusCode::TOO_MANY_REQUESTS, body),
-            "queue full"
+            refusal_words(StatusCode::TOO_MANY_REQUESTS, body),
+            ("queue full".to_owned(), Some("busy".to_owned()))
         );
-        let plain = refusal_message(StatusCode::BAD_GATEWAY, b"<html>");
-        assert_eq!(plain, "the server answered 502 Bad Gateway");
+        let plain = refusal_words(StatusCode::BAD_GATEWAY, b"<html>");
+        assert_eq!(
+            plain,
+            ("the server answered 502 Bad Gateway".to_owned(), None)
+        );
     }
 
     #[tokio::test]

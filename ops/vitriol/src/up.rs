@@ -55,7 +55,10 @@ enum Heard {
     Status(DaemonId, Option<GetResponse>),
     /// Demiurge answers clients, so the engine computes for it.
     DoorOpen(SocketAddr),
-    Signal,
+    /// ctrl-C or SIGTERM; the second one asks for a kill.
+    Stop,
+    /// The terminal has gone: an end is wanted, nobody is impatient.
+    Hangup,
     Wake,
 }
 
@@ -164,12 +167,12 @@ impl House {
                 Some(report) = self.reported.recv() => Heard::Report(report),
                 Some((id, status)) = statuses.recv() => Heard::Status(id, status),
                 Some(address) = self.door_open.recv() => Heard::DoorOpen(address),
-                _ = interrupt.recv() => Heard::Signal,
-                _ = terminate.recv() => Heard::Signal,
-                _ = hangup.recv() => Heard::Signal,
+                _ = interrupt.recv() => Heard::Stop,
+                _ = terminate.recv() => Heard::Stop,
+                _ = hangup.recv() => Heard::Hangup,
                 () = reached(wake) => Heard::Wake,
             };
-            events.extend(self.note(heard)?);
+            events.extend(self.note(heard));
         }
     }
 
@@ -210,11 +213,12 @@ impl House {
         None
     }
 
-    fn note(&mut self, heard: Heard) -> Result<Option<Event>, Failure> {
-        Ok(match heard {
+    fn note(&mut self, heard: Heard) -> Option<Event> {
+        match heard {
             Heard::Wake => Some(Event::Tick),
-            Heard::Signal if self.supervisor.is_stopping() => Some(Event::KillAsked),
-            Heard::Signal => {
+            Heard::Stop if self.supervisor.is_stopping() => Some(Event::KillAsked),
+            Heard::Hangup if self.supervisor.is_stopping() => None,
+            Heard::Stop | Heard::Hangup => {
                 self.lines
                     .message("stopping: running answers may finish; ctrl-C again kills");
                 Some(Event::StopAsked)
@@ -245,10 +249,10 @@ impl House {
                 })
             }
             Heard::DoorOpen(address) => {
-                self.welcome(address)?;
+                self.welcome(address);
                 None
             }
-        })
+        }
     }
 
     /// Whether a status is of the process that runs now, not of one before.
@@ -269,22 +273,21 @@ impl House {
         }
     }
 
-    fn welcome(&mut self, address: SocketAddr) -> Result<(), Failure> {
+    /// Should nobody be able to read it (a closed pipe, a full disk), the house is for its clients
+    /// all the same.
+    fn welcome(&mut self, address: SocketAddr) {
         if self.supervisor.is_stopping() {
-            return Ok(());
+            return;
         }
         self.draw();
         let url = format!("http://{address}");
         let text = screen::welcome(&url, &self.plan.chat_command(address));
         let said = self.lines.above(|| term::print(text));
-        // Should nobody read our output: the house is for its clients.
-        said.or_else(|failure| {
-            if failure.exit == Exit::Ok {
-                Ok(())
-            } else {
-                Err(failure)
-            }
-        })
+        if let Err(failure) = said
+            && failure.exit != Exit::Ok
+        {
+            self.lines.message(&self.paint.red(&failure.message));
+        }
     }
 
     fn note_exit(&mut self, id: DaemonId, ending: Ending, last_line: &str) {

@@ -157,7 +157,8 @@ fn a_conversation_goes_on_and_its_figures_are_shown() {
 
 #[test]
 fn a_house_that_loads_is_waited_for() {
-    let body = r#"{"error":{"message":"Loading model","type":"unavailable_error"}}"#;
+    let body = r#"{"error":{"message":"Loading model","type":"unavailable_error",
+        "code":"engine_loading"}}"#;
     let loading = respond("503 Service Unavailable", "retry-after: 1\r\n", body);
     let (url, asked) = serve(vec![loading, stream(&[ROLE, STOP, "[DONE]"])]);
     let output = chat(&url, &[], "hi\n");
@@ -168,6 +169,22 @@ fn a_house_that_loads_is_waited_for() {
         text(&output.stderr)
     );
     assert_eq!(asked.iter().count(), 2);
+}
+
+#[test]
+fn a_house_that_failed_is_not_waited_for() {
+    let body = r#"{"error":{"message":"the engine cannot serve: no memory",
+        "code":"engine_failed"}}"#;
+    let failed = respond("503 Service Unavailable", "retry-after: 1\r\n", body);
+    let (url, asked) = serve(vec![failed]);
+    let output = chat(&url, &[], "hi\n");
+    let said = text(&output.stderr);
+    assert_eq!(output.status.code(), Some(69), "{said}");
+    assert!(
+        said.contains("no memory") && !said.contains("waiting"),
+        "{said}"
+    );
+    assert_eq!(asked.iter().count(), 1);
 }
 
 #[test]

@@ -46,6 +46,13 @@ fn values_are_read_with_their_types() {
 }
 
 #[test]
+fn a_body_fits_into_half_of_the_engines_largest_message() {
+    let of = |bytes: &str| format!("[demiurge]\nbody_bytes_max = '{bytes}'\n");
+    parse(&of("128 MiB")).unwrap();
+    assert!(refusal(&of("129 MiB")).contains("134217728"));
+}
+
+#[test]
 fn unknown_names_are_refused_with_the_nearest_one() {
     assert_eq!(
         refusal("[engine.main]\n\nthread = 4\n"),

@@ -18,6 +18,7 @@ pub struct Setup {
     model: Option<PathBuf>,
     profile: String,
     listen: Option<String>,
+    stdout_full: bool,
 }
 
 impl Setup {
@@ -43,6 +44,13 @@ impl Setup {
         let probe = TcpListener::bind("127.0.0.1:0").context("look for a free port")?;
         self.listen = Some(probe.local_addr()?.to_string());
         Ok(self)
+    }
+
+    /// Lets every write to its standard output fail, as on a full disk.
+    #[must_use]
+    pub fn stdout_full(mut self) -> Setup {
+        self.stdout_full = true;
+        self
     }
 
     /// The address that it will be told to listen on.
@@ -88,6 +96,13 @@ impl Setup {
             .append(true)
             .open(&log)
             .with_context(|| format!("open {}", log.display()))?;
+        let stdout = match self.stdout_full {
+            true => File::options()
+                .write(true)
+                .open("/dev/full")
+                .context("open /dev/full")?,
+            false => out.try_clone().context("share the log")?,
+        };
         Setup::vitriol(directory)?
             .arg("up")
             .args(["--listen", self.listen()])
@@ -96,7 +111,7 @@ impl Setup {
             .arg("--profile")
             .arg(profile)
             .stdin(Stdio::null())
-            .stdout(out.try_clone().context("share the log")?)
+            .stdout(stdout)
             .stderr(out)
             .spawn()
             .context("start vitriol up")

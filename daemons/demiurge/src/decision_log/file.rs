@@ -12,9 +12,9 @@ const TORN_TAIL_MAX: u64 = 64 << 10;
 /// together never exceed twice the bound.
 ///
 /// ```text
-/// Closed ── append: open, cut a torn tail ──▶ Open(length)
-///    ▲                                          │
-///    └── an error: cut back what was half written ┘
+/// Closed ── append: open ──▶ Open, unlocked ◀── the line is written ─┐
+///    ▲                        └── append: lock, cut a torn tail ──▶ locked
+///    └──────────── an error: cut back what was half written ─────────┘
 /// ```
 pub struct DecisionFile {
     path: PathBuf,
@@ -25,7 +25,8 @@ pub struct DecisionFile {
 struct Open {
     file: File,
     inode: u64,
-    length: u64,
+    /// Where our last line ended.
+    length: Option<u64>,
 }
 
 impl DecisionFile {
@@ -43,29 +44,44 @@ impl DecisionFile {
         &self.path
     }
 
-    /// Appends `line`, which ends with a newline.
+    /// Appends `line`, which ends with a newline. Another process may append to the same file: each
+    /// locks it for a line, so they wait for each other and never cut or split each other's lines.
     ///
-    /// Errors: the file cannot be opened, put aside or written; then nothing of the line stays, and
-    /// the next call tries afresh.
+    /// Errors: the file cannot be opened, locked, put aside or written; then nothing of the line
+    /// stays, and the next call tries afresh.
     pub fn append(&mut self, line: &[u8]) -> io::Result<()> {
-        let mut open = match self.open.take() {
-            Some(open) if is_at(&self.path, open.inode) => open,
-            _ => open_for_append(&self.path)?,
-        };
-        if open.length > 0 && open.length + line.len() as u64 > self.bytes_max {
-            drop(open);
+        let mut open = self.lock()?;
+        let mut length = open.whole_lines()?;
+        if length > 0 && length + line.len() as u64 > self.bytes_max {
             fs::rename(&self.path, aside(&self.path))?;
-            open = open_for_append(&self.path)?;
+            open = self.lock()?;
+            length = open.whole_lines()?;
         }
         if let Err(error) = open.file.write_all(line) {
             // Part of the line may stand (a full disk writes short). What cannot be cut here is cut
-            // when the file is opened again.
-            let _ = open.file.set_len(open.length);
+            // before the next line.
+            let _ = open.file.set_len(length);
             return Err(error);
         }
-        open.length += line.len() as u64;
+        open.length = Some(length + line.len() as u64);
+        unlock(&open.file)?;
         self.open = Some(open);
         Ok(())
+    }
+
+    /// The file at the path, open and locked; closing it unlocks it.
+    fn lock(&mut self) -> io::Result<Open> {
+        loop {
+            let open = match self.open.take() {
+                Some(open) if is_at(&self.path, open.inode) => open,
+                _ => Open::new(&self.path)?,
+            };
+            lock(&open.file)?;
+            // Somebody may have put it aside while we waited.
+            if is_at(&self.path, open.inode) {
+                return Ok(open);
+            }
+        }
     }
 }
 
@@ -81,27 +97,51 @@ fn is_at(path: &Path, inode: u64) -> bool {
     fs::metadata(path).is_ok_and(|found| found.ino() == inode)
 }
 
-fn open_for_append(path: &Path) -> io::Result<Open> {
-    let mut file = OpenOptions::new()
-        .read(true)
-        .append(true)
-        .create(true)
-        .mode(0o600)
-        .open(path)?;
-    let metadata = file.metadata()?;
-    let mut length = metadata.len();
-    if metadata.is_file() {
-        let whole = whole_lines(&mut file, length)?;
-        if whole < length {
-            file.set_len(whole)?;
-            length = whole;
-        }
+/// Waits for the lock. A file system without locks is as good as before there were any.
+fn lock(file: &File) -> io::Result<()> {
+    match file.lock() {
+        Err(error) if error.kind() == io::ErrorKind::Unsupported => Ok(()),
+        locked => locked,
     }
-    Ok(Open {
-        file,
-        inode: metadata.ino(),
-        length,
-    })
+}
+
+fn unlock(file: &File) -> io::Result<()> {
+    match file.unlock() {
+        Err(error) if error.kind() == io::ErrorKind::Unsupported => Ok(()),
+        unlocked => unlocked,
+    }
+}
+
+impl Open {
+    fn new(path: &Path) -> io::Result<Open> {
+        let file = OpenOptions::new()
+            .read(true)
+            .append(true)
+            .create(true)
+            .mode(0o600)
+            .open(path)?;
+        let inode = file.metadata()?.ino();
+        Ok(Open {
+            file,
+            inode,
+            length: None,
+        })
+    }
+
+    /// Length of the file as it is now. Unless it ends where we left it, a last line that a crash
+    /// left torn is cut; the lock is held, so nobody is just writing it.
+    fn whole_lines(&mut self) -> io::Result<u64> {
+        let metadata = self.file.metadata()?;
+        let length = metadata.len();
+        if self.length == Some(length) || !metadata.is_file() {
+            return Ok(length);
+        }
+        let whole = whole_lines(&mut self.file, length)?;
+        if whole < length {
+            self.file.set_len(whole)?;
+        }
+        Ok(whole)
+    }
 }
 
 /// Length of the file without a last line that a crash left torn.
@@ -173,6 +213,45 @@ mod tests {
         fs::remove_file(&path).unwrap();
         file.append(b"b\n").unwrap();
         assert_eq!(read(&path), "b\n");
+    }
+
+    #[test]
+    fn two_writers_of_one_file_cut_no_line_of_each_other() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("d.jsonl");
+        let write = |name: char| {
+            let mut file = DecisionFile::new(path.clone(), 1 << 20);
+            for number in 0..500 {
+                file.append(format!("{name}{number}\n").as_bytes()).unwrap();
+            }
+        };
+        std::thread::scope(|scope| {
+            for name in ['a', 'b'] {
+                let write = &write;
+                scope.spawn(move || write(name));
+            }
+        });
+        let text = read(&path);
+        for name in ['a', 'b'] {
+            let lines: Vec<&str> = text.lines().filter(|line| line.starts_with(name)).collect();
+            let all: Vec<String> = (0..500).map(|number| format!("{name}{number}")).collect();
+            assert_eq!(lines, all);
+        }
+        assert_eq!(text.lines().count(), 1000);
+    }
+
+    #[test]
+    fn a_tail_that_another_writer_left_torn_is_cut_and_its_lines_stay() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("d.jsonl");
+        let mut first = DecisionFile::new(path.clone(), 1000);
+        first.append(b"a\n").unwrap();
+        let mut second = DecisionFile::new(path.clone(), 1000);
+        second.append(b"b\n").unwrap();
+        // The other died half way; its whole lines stay.
+        fs::write(&path, "a\nb\nhal").unwrap();
+        first.append(b"c\n").unwrap();
+        assert_eq!(read(&path), "a\nb\nc\n");
     }
 
     #[test]

@@ -14,7 +14,8 @@ use vitriol_proto::status::v1::{GetRequest, GetResponse};
 
 use super::{ANSWER_BYTES_MAX, EngineLink};
 
-/// Deadline of tokenising: the largest body takes the tokenizer some seconds.
+/// Deadline of tokenising: the longest text takes the tokenizer a second or two, and several may
+/// wait for it.
 const TOKENIZE_DEADLINE: Duration = Duration::from_secs(30);
 
 /// Why a question got no answer.
@@ -31,6 +32,9 @@ pub enum CallError {
     /// The engine refused what was asked; its words.
     #[error("{call}: {message}")]
     Invalid { call: &'static str, message: String },
+    /// More than the largest answer; the transport's own refusal, the engine never says so.
+    #[error("{call}: the answer is too large")]
+    TooLarge { call: &'static str },
     #[error("{call}: the engine answered {code:?}")]
     Failed { call: &'static str, code: Code },
 }
@@ -116,7 +120,8 @@ async fn ask<T>(
         Ok(Err(status)) => Err(match status.code() {
             Code::Unavailable | Code::Unimplemented => CallError::NotReady { call },
             Code::DeadlineExceeded | Code::Cancelled => late,
-            Code::InvalidArgument | Code::OutOfRange => CallError::Invalid {
+            Code::OutOfRange => CallError::TooLarge { call },
+            Code::InvalidArgument => CallError::Invalid {
                 call,
                 message: status.message().to_owned(),
             },

@@ -33,10 +33,15 @@ pub(super) async fn keep(link: &EngineLink, stop: CancellationToken) {
         let attempt = tokio::select! {
             attempt = attempt(link) => attempt,
             () = stop.cancelled() => {
+                become_absent(link, None);
                 link.switchboard.close();
                 return;
             }
         };
+        if matches!(attempt, Attempt::Stood(_)) {
+            // Before the session closes: whoever finds it closed then waits for the next one.
+            become_absent(link, None);
+        }
         let lost = link.switchboard.close();
         link.metrics.engine_up.set(0);
         link.metrics.requests_lost.inc_by(lost as u64);
@@ -48,7 +53,6 @@ pub(super) async fn keep(link: &EngineLink, stop: CancellationToken) {
                 } else {
                     tracing::warn!(why, requests_lost = lost, "engine session ended");
                 }
-                become_absent(link, None);
             }
             Attempt::Refused(error) => {
                 tracing::debug!(%error, tries, "engine not ready");

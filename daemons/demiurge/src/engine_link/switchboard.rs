@@ -6,8 +6,11 @@ use std::task::{Context, Poll, Waker};
 
 use vitriol_proto::engine::v1::{Cancel, Credit, Event, SessionRequest, Submit, session_request};
 
-use super::NoSession;
 use super::inbox::{EngineEvent, Inbox};
+
+/// No session stands to take a request; it comes back.
+#[derive(Debug)]
+pub struct NoSession(pub Box<Submit>);
 
 /// The book of requests in flight. One lock, held for a few map operations at a time.
 ///
@@ -69,7 +72,7 @@ impl Switchboard {
         let credit_step = (submit.window_tokens / 4).max(1);
         let mut book = switchboard.book();
         if book.session.is_none() {
-            return Err(NoSession);
+            return Err(NoSession(Box::new(submit)));
         }
         book.requests_begun += 1;
         let id = book.requests_begun;

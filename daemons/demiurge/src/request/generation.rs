@@ -93,6 +93,24 @@ fn refuse_unsupported(fields: &mut Fields) -> Result<(), ApiError> {
         number_is(1.0),
         "only 'n': 1 is supported; send more requests",
     )?;
+    // llama-server's samplers, and the values at which they do nothing.
+    for (name, off) in [
+        ("repeat_penalty", 1.0),
+        ("typical_p", 1.0),
+        ("mirostat", 0.0),
+        ("dry_multiplier", 0.0),
+        ("xtc_probability", 0.0),
+        ("dynatemp_range", 0.0),
+        ("top_n_sigma", -1.0),
+    ] {
+        let message = format!("'{name}' other than {off} is not supported yet");
+        fields.refuse_unless(name, number_is(off), &message)?;
+    }
+    fields.refuse_unless(
+        "samplers",
+        empty_list,
+        "'samplers' is not supported yet; the order is temperature, top_k, top_p, min_p",
+    )?;
     for name in ["frequency_penalty", "presence_penalty"] {
         let message = format!("'{name}' other than 0 is not supported yet");
         fields.refuse_unless(name, number_is(0.0), &message)?;
@@ -125,7 +143,7 @@ fn take_seed(fields: &mut Fields) -> Result<Option<u64>, ApiError> {
     Ok(seed.filter(|seed| *seed != -1).map(|seed| seed as u64))
 }
 
-/// `max_completion_tokens`, else its older name; -1 is llama-server's word for "no bound".
+/// `max_completion_tokens`, else its older name, else llama-server's `n_predict`; -1 is llama-server's word for "no bound".
 fn take_max_tokens(fields: &mut Fields) -> Result<Option<u32>, ApiError> {
     let mut bound = |name| -> Result<Option<u32>, ApiError> {
         match fields.integer(name, -1..=u32::MAX as i128)? {
@@ -137,8 +155,9 @@ fn take_max_tokens(fields: &mut Fields) -> Result<Option<u32>, ApiError> {
             Some(tokens) => Ok(Some(tokens as u32)),
         }
     };
-    let older = bound("max_tokens")?;
-    Ok(bound("max_completion_tokens")?.or(older))
+    let names = ["max_completion_tokens", "max_tokens", "n_predict"];
+    let [newest, older, llama_server] = names.map(&mut bound);
+    Ok(newest?.or(older?).or(llama_server?))
 }
 
 fn take_stop(fields: &mut Fields) -> Result<Vec<String>, ApiError> {
@@ -226,6 +245,7 @@ mod tests {
             (r#"{"seed": "x"}"#, "seed"),
             (r#"{"max_tokens": 0}"#, "max_tokens"),
             (r#"{"max_completion_tokens": -2}"#, "max_completion_tokens"),
+            (r#"{"n_predict": 0}"#, "n_predict"),
             (r#"{"stop": ""}"#, "stop"),
             (r#"{"stop": [1]}"#, "stop"),
             (r#"{"stop": ["a", ""]}"#, "stop"),
@@ -252,6 +272,9 @@ mod tests {
                 r#"{"presence_penalty": -1}"#,
                 r#"{"presence_penalty": 0.0}"#,
             ),
+            (r#"{"repeat_penalty": 1.1}"#, r#"{"repeat_penalty": 1}"#),
+            (r#"{"mirostat": 2}"#, r#"{"mirostat": 0}"#),
+            (r#"{"samplers": ["top_k"]}"#, r#"{"samplers": []}"#),
             (r#"{"logit_bias": {"1": 5}}"#, r#"{"logit_bias": {}}"#),
             (r#"{"top_logprobs": 3}"#, r#"{"top_logprobs": 0}"#),
             (

@@ -1,7 +1,7 @@
 //! POST /v1/chat/completions and /v1/completions.
 //!
 //! ```text
-//! place → body → parse → lane → model → submit → accepted ─┬─▶ stream of chunks
+//! place → body → parse → lane → submit (model) → accepted ─┬─▶ stream of chunks
 //!                                                          └─▶ one object
 //! ```
 //! Everything up to "accepted" can still refuse with a status of its own; after it a streamed
@@ -15,15 +15,16 @@ use axum::extract::{Extension, Request, State};
 use axum::response::Response;
 use http::request::Parts;
 use http::{HeaderName, HeaderValue, StatusCode, header};
-use vitriol_proto::engine::v1::{Finished, GetModelResponse, Submit, submit};
+use tokio::time::Instant;
+use vitriol_proto::engine::v1::submit::Prompt;
+use vitriol_proto::engine::v1::{Finished, GetModelResponse, Submit};
 
 use crate::account::Account;
 use crate::answer::{Answer, Route, finish_word};
 use crate::answer_stream::AnswerStream;
 use crate::api_error::{ApiError, Dialect};
 use crate::app::{App, session_id, shutting_down};
-use crate::body::{BodyShare, BoundedBody};
-use crate::engine_link::{EngineEvent, EngineRequest};
+use crate::engine_link::{EngineEvent, EngineRequest, SubmitError};
 use crate::lane::{Action, Cause, decide};
 use crate::random;
 use crate::request::{ChatRequest, CompletionRequest, Generation};
@@ -31,10 +32,6 @@ use crate::request::{ChatRequest, CompletionRequest, Generation};
 use super::guard::RequestId;
 use super::json_text;
 use super::models::is_named;
-
-/// Bodies above this size are parsed on a thread of their own: a megabyte takes about a
-/// millisecond, and the runtime's threads carry everybody's tokens.
-const PARSE_INLINE_BYTES_MAX: usize = 256 << 10;
 
 /// POST /v1/chat/completions.
 pub async fn chat(
@@ -93,7 +90,7 @@ struct Parsed {
     /// The model the client named.
     model: Option<String>,
     generation: Generation,
-    prompt: submit::Prompt,
+    prompt: Prompt,
 }
 
 async fn start(
@@ -103,7 +100,8 @@ async fn start(
     body: Body,
     account: &mut Account,
 ) -> Result<Started, ApiError> {
-    account.take_place(app.take_place()?);
+    let (place, body) = app.take_place(&head.headers, body).await?;
+    account.take_place(place);
     let session = session_id(&head.headers)?.unwrap_or_default();
     if !session.is_empty() {
         account.session(session);
@@ -111,21 +109,9 @@ async fn start(
     let body = app.bodies.read(&head.headers, body).await?;
     // The prompt is a copy of the body, so the body's share of the budget is kept until the engine
     // has the prompt: requests held during a restart are bounded by it too.
-    let (parsed, _share) = parse(route, body).await?;
+    let (parsed, _share) = body.parse(move |body| parse_body(route, body)).await?;
     account.streamed(parsed.generation.stream);
-    let model = take_lane(app, head, account).await?;
-    if parsed
-        .model
-        .as_ref()
-        .is_some_and(|asked| !is_named(&model, asked))
-    {
-        return Err(ApiError::no_model(
-            &parsed.model.unwrap_or_default(),
-            &model.alias,
-        ));
-    }
-    account.model(&model.alias);
-    let submitted = app.link.submit(Submit {
+    let order = Submit {
         session_id: session.to_owned(),
         prompt: Some(parsed.prompt),
         sampling: Some(parsed.generation.sampling(random::bits())),
@@ -133,8 +119,9 @@ async fn start(
         stop: parsed.generation.stop.clone(),
         ignore_eog: parsed.generation.ignore_eog,
         ..Submit::default()
-    });
-    let mut request = submitted.map_err(|_| app.refusal(Cause::EngineRestarting))?;
+    };
+    let (mut request, model) = submit(app, head, account, order, parsed.model).await?;
+    account.model(&model.alias);
     account.accepted(accepted(app, route, &mut request).await?);
     let answer = new_answer(route, &model);
     Ok(Started {
@@ -142,18 +129,6 @@ async fn start(
         answer,
         generation: parsed.generation,
     })
-}
-
-async fn parse(route: Route, body: BoundedBody) -> Result<(Parsed, BodyShare), ApiError> {
-    if body.as_ref().len() <= PARSE_INLINE_BYTES_MAX {
-        return Ok((parse_body(route, body.as_ref())?, body.into_share()));
-    }
-    let parsing = tokio::task::spawn_blocking(move || {
-        Ok((parse_body(route, body.as_ref())?, body.into_share()))
-    });
-    parsing
-        .await
-        .unwrap_or_else(|_| Err(ApiError::internal("reading the request failed")))
 }
 
 fn parse_body(route: Route, body: &[u8]) -> Result<Parsed, ApiError> {
@@ -166,7 +141,7 @@ fn parse_body(route: Route, body: &[u8]) -> Result<Parsed, ApiError> {
                     "ignored fields not known here"
                 );
             }
-            let prompt = submit::Prompt::Chat(request.prompt());
+            let prompt = Prompt::Chat(request.prompt());
             Ok(Parsed {
                 model: request.model,
                 generation: request.generation,
@@ -186,24 +161,34 @@ fn parse_body(route: Route, body: &[u8]) -> Result<Parsed, ApiError> {
     }
 }
 
-/// Decides the lane and waits for it where the decision says so. Returns the model it has.
-async fn take_lane(
+/// Decides the lane and starts the request there, waiting for it where the decision says so. Returns
+/// the model it has.
+async fn submit(
     app: &App,
     head: &Parts,
     account: &mut Account,
-) -> Result<Arc<GetModelResponse>, ApiError> {
+    submit: Submit,
+    asked: Option<String>,
+) -> Result<(EngineRequest, Arc<GetModelResponse>), ApiError> {
     let inputs = app.lane_inputs(&head.headers);
     let verdict = decide(inputs);
     account.decided(inputs, verdict);
-    match verdict.action {
-        Action::Refuse => Err(app.refusal(verdict.cause)),
-        Action::Serve | Action::Hold => tokio::select! {
-            model = app.link.until_ready(app.config.engine_wait) => {
-                model.ok_or_else(|| app.refusal(Cause::EngineRestarting))
-            }
-            () = app.drain.begun.cancelled() => Err(shutting_down()),
-        },
+    if verdict.action == Action::Refuse {
+        return Err(app.refusal(verdict.cause));
     }
+    let is_wanted = |model: &GetModelResponse| asked.as_ref().is_none_or(|a| is_named(model, a));
+    let deadline = Instant::now() + app.config.engine_wait;
+    let submitted = tokio::select! {
+        submitted = app.link.submit(submit, deadline, is_wanted) => submitted,
+        () = app.drain.begun.cancelled() => return Err(shutting_down()),
+    };
+    submitted.map_err(|error| match error {
+        SubmitError::NotReady => app.refusal(Cause::EngineRestarting),
+        SubmitError::OtherModel(model) => {
+            ApiError::no_model(asked.as_deref().unwrap_or_default(), &model.alias)
+        }
+        SubmitError::TooLarge { bytes } => ApiError::prompt_too_large(bytes),
+    })
 }
 
 /// Waits until the engine has taken the prompt. Returns its tokens.

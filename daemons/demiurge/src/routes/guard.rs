@@ -8,7 +8,7 @@ use axum::middleware::Next;
 use axum::response::Response;
 use http::header::{
     ACCESS_CONTROL_ALLOW_HEADERS, ACCESS_CONTROL_ALLOW_METHODS, ACCESS_CONTROL_ALLOW_ORIGIN,
-    ACCESS_CONTROL_EXPOSE_HEADERS, ALLOW, HOST, ORIGIN, VARY,
+    ACCESS_CONTROL_EXPOSE_HEADERS, ACCESS_CONTROL_REQUEST_HEADERS, ALLOW, HOST, ORIGIN, VARY,
 };
 use http::{HeaderMap, HeaderName, HeaderValue, Method, StatusCode, Version};
 
@@ -35,7 +35,7 @@ pub async fn guard(State(app): State<Arc<App>>, mut request: Request, next: Next
             let origin = request.headers().get(ORIGIN).cloned();
             request.extensions_mut().insert(RequestId(id.clone()));
             let mut response = match *request.method() {
-                Method::OPTIONS => options(),
+                Method::OPTIONS => options(request.headers()),
                 _ => next.run(request).await,
             };
             if let Some(origin) = origin {
@@ -91,19 +91,20 @@ fn check_sender(app: &App, request: &Request) -> Result<(), ApiError> {
     }
 }
 
-fn options() -> Response {
+/// Answers a preflight. The page has passed the check, so it may send whatever headers it names:
+/// client libraries add some of their own.
+fn options(asked: &HeaderMap) -> Response {
     let mut response = Response::new(Body::empty());
     *response.status_mut() = StatusCode::NO_CONTENT;
     let methods = HeaderValue::from_static("GET, HEAD, POST, OPTIONS");
     let headers = response.headers_mut();
     headers.insert(ALLOW, methods.clone());
     headers.insert(ACCESS_CONTROL_ALLOW_METHODS, methods);
-    headers.insert(
-        ACCESS_CONTROL_ALLOW_HEADERS,
-        HeaderValue::from_static(
-            "authorization, content-type, x-request-id, x-session-id, x-vitriol-lane",
-        ),
+    let usual = HeaderValue::from_static(
+        "authorization, content-type, x-request-id, x-session-id, x-vitriol-lane",
     );
+    let named = asked.get(ACCESS_CONTROL_REQUEST_HEADERS).cloned();
+    headers.insert(ACCESS_CONTROL_ALLOW_HEADERS, named.unwrap_or(usual));
     response
 }
 

@@ -3,6 +3,7 @@
 use std::path::Path;
 use std::sync::Arc;
 
+use axum::extract::rejection::PathRejection;
 use axum::extract::{Path as PathParam, State};
 use axum::response::Response;
 use http::StatusCode;
@@ -41,7 +42,12 @@ pub async fn list(State(app): State<Arc<App>>) -> Response {
 }
 
 /// GET /v1/models/{id}.
-pub async fn one(State(app): State<Arc<App>>, PathParam(id): PathParam<String>) -> Response {
+pub async fn one(
+    State(app): State<Arc<App>>,
+    id: Result<PathParam<String>, PathRejection>,
+) -> Response {
+    // Percent escapes that are no UTF-8 name nothing that we have.
+    let id = id.map_or_else(|_| "\u{fffd}".to_owned(), |PathParam(id)| id);
     match app.link.state().model() {
         None => loading().response(Dialect::OpenAi),
         Some(model) if is_named(model, &id) => json(StatusCode::OK, &entry(model)),

@@ -2,19 +2,50 @@
 
 use std::sync::Arc;
 
-use axum::body::Body;
 use axum::extract::{Request, State};
 use axum::response::Response;
-use http::{HeaderMap, StatusCode};
-use serde_json::{Value, json};
+use http::StatusCode;
+use serde::Serialize;
 use vitriol_proto::engine::v1::TokenizeRequest;
 
 use crate::api_error::{ApiError, Dialect};
 use crate::app::{App, call_error};
-use crate::body::BoundedBody;
 use crate::request::{DetokenizeBody, TokenizeBody};
 
 use super::json;
+
+/// Answers of more tokens than this are written on a thread of their own: that many take about a
+/// millisecond, and the runtime's threads carry everybody's tokens.
+const WRITE_INLINE_TOKENS_MAX: usize = 16 << 10;
+
+/// What /tokenize answers. Written straight to text: a tree of JSON values would take some hundred
+/// times the memory of a large body's tokens.
+#[derive(Serialize)]
+#[serde(untagged)]
+enum Tokens {
+    Ids { tokens: Vec<u32> },
+    Pieces { tokens: Vec<Token> },
+}
+
+#[derive(Serialize)]
+struct Token {
+    id: u32,
+    piece: Piece,
+}
+
+/// A piece as text, or as numbers where its bytes are no whole characters.
+#[derive(Serialize)]
+#[serde(untagged)]
+enum Piece {
+    Text(String),
+    Bytes(Vec<u8>),
+}
+
+/// What /detokenize answers.
+#[derive(Serialize)]
+struct Content {
+    content: String,
+}
 
 /// POST /tokenize.
 pub async fn tokenize(State(app): State<Arc<App>>, request: Request) -> Response {
@@ -26,17 +57,15 @@ pub async fn detokenize(State(app): State<Arc<App>>, request: Request) -> Respon
     answer(text_of(&app, request).await)
 }
 
-fn answer(result: Result<Value, ApiError>) -> Response {
-    match result {
-        Ok(value) => json(StatusCode::OK, &value),
-        Err(error) => error.response(Dialect::LlamaServer),
-    }
+fn answer(answered: Result<Response, ApiError>) -> Response {
+    answered.unwrap_or_else(|error| error.response(Dialect::LlamaServer))
 }
 
-async fn tokens_of(app: &App, request: Request) -> Result<Value, ApiError> {
-    let _place = app.take_place()?;
+async fn tokens_of(app: &App, request: Request) -> Result<Response, ApiError> {
     let (head, body) = request.into_parts();
-    let wanted = TokenizeBody::parse(read(app, &head.headers, body).await?.as_ref())?;
+    let (_place, body) = app.take_place(&head.headers, body).await?;
+    let body = app.bodies.read(&head.headers, body).await?;
+    let (wanted, _share) = body.parse(TokenizeBody::parse).await?;
     let call = TokenizeRequest {
         text: wanted.content,
         add_special: wanted.add_special,
@@ -48,39 +77,53 @@ async fn tokens_of(app: &App, request: Request) -> Result<Value, ApiError> {
         .tokenize(call)
         .await
         .map_err(|error| call_error(&error))?;
-    if !wanted.with_pieces {
-        return Ok(json!({ "tokens": ids }));
-    }
-    let tokens: Vec<Value> = ids
-        .iter()
-        .zip(pieces)
-        .map(|(id, piece)| json!({ "id": id, "piece": piece_json(piece) }))
-        .collect();
-    Ok(json!({ "tokens": tokens }))
+    let count = ids.len();
+    write(count, move || match wanted.with_pieces {
+        true => Tokens::Pieces {
+            tokens: ids.into_iter().zip(pieces).map(token).collect(),
+        },
+        false => Tokens::Ids { tokens: ids },
+    })
+    .await
 }
 
-async fn text_of(app: &App, request: Request) -> Result<Value, ApiError> {
-    let _place = app.take_place()?;
+async fn text_of(app: &App, request: Request) -> Result<Response, ApiError> {
     let (head, body) = request.into_parts();
-    let wanted = DetokenizeBody::parse(read(app, &head.headers, body).await?.as_ref())?;
-    let text = app
+    let (_place, body) = app.take_place(&head.headers, body).await?;
+    let body = app.bodies.read(&head.headers, body).await?;
+    let (wanted, _share) = body.parse(DetokenizeBody::parse).await?;
+    let count = wanted.tokens.len();
+    let content = app
         .link
         .detokenize(wanted.tokens)
         .await
         .map_err(|error| call_error(&error))?;
-    Ok(json!({ "content": text }))
+    write(count, move || Content { content }).await
 }
 
-/// A piece as text, or as numbers where its bytes are no whole characters.
-fn piece_json(piece: Vec<u8>) -> Value {
-    match String::from_utf8(piece) {
-        Ok(text) => text.into(),
-        Err(error) => error.into_bytes().into(),
+/// The answer as JSON, made on a thread of its own where it is of many tokens.
+async fn write<T: Serialize>(
+    tokens: usize,
+    value: impl FnOnce() -> T + Send + 'static,
+) -> Result<Response, ApiError> {
+    if tokens <= WRITE_INLINE_TOKENS_MAX {
+        return Ok(json(StatusCode::OK, &value()));
     }
+    tokio::task::spawn_blocking(move || json(StatusCode::OK, &value()))
+        .await
+        .map_err(|_| ApiError::internal("writing the answer failed"))
 }
 
-async fn read(app: &App, headers: &HeaderMap, body: Body) -> Result<BoundedBody, ApiError> {
-    app.bodies.read(headers, body).await
+fn token((id, piece): (u32, Vec<u8>)) -> Token {
+    let piece = piece_of(piece);
+    Token { id, piece }
+}
+
+fn piece_of(piece: Vec<u8>) -> Piece {
+    match String::from_utf8(piece) {
+        Ok(text) => Piece::Text(text),
+        Err(error) => Piece::Bytes(error.into_bytes()),
+    }
 }
 
 #[cfg(test)]
@@ -89,7 +132,25 @@ mod tests {
 
     #[test]
     fn pieces_of_part_characters_are_numbers() {
-        assert_eq!(piece_json(b"hi".to_vec()), json!("hi"));
-        assert_eq!(piece_json(vec![0xf4, 0x90]), json!([0xf4, 0x90]));
+        let written = |piece: &[u8]| serde_json::to_string(&piece_of(piece.to_vec())).unwrap();
+        assert_eq!(written(b"hi"), "\"hi\"");
+        assert_eq!(written(&[0xf4, 0x90]), "[244,144]");
+    }
+    #[tokio::test]
+    async fn long_answers_are_written_off_the_runtime_threads() {
+        let writer = async |tokens| {
+            let (told, writer) = std::sync::mpsc::sync_channel(1);
+            let value = move || {
+                told.send(std::thread::current().id()).unwrap();
+                Content {
+                    content: String::new(),
+                }
+            };
+            assert!(write(tokens, value).await.is_ok());
+            writer.recv().unwrap()
+        };
+        let own = std::thread::current().id();
+        assert_eq!(writer(WRITE_INLINE_TOKENS_MAX).await, own);
+        assert_ne!(writer(WRITE_INLINE_TOKENS_MAX + 1).await, own);
     }
 }

@@ -209,6 +209,30 @@ fn silence_is_filled_with_comments() {
 }
 
 #[test]
+fn a_long_prefill_is_filled_with_comments_too() {
+    let house = House::start("ping_interval_ms = 100", |_| {
+        vec![
+            Act::Accept,
+            Act::LongPrefill,
+            Act::Say("Hello"),
+            Act::Finish(FinishReason::Stop),
+        ]
+    });
+    let mut stream = house
+        .client()
+        .post_stream("/v1/chat/completions", &chat(true))
+        .unwrap();
+    for _ in 0..3 {
+        assert_eq!(
+            stream.next_event().unwrap(),
+            Some(Event::Comment("ping".into()))
+        );
+    }
+    house.engine.open_gate();
+    while stream.next_chunk().unwrap().is_some() {}
+}
+
+#[test]
 fn many_kills_lose_no_place() {
     let mut house = House::start("requests_max = 4", |_| {
         vec![Act::Accept, Act::Say("Hel"), Act::Hold]

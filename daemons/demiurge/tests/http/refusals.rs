@@ -123,6 +123,32 @@ fn large_bodies_are_413_by_announcement_and_by_count() {
 }
 
 #[test]
+fn long_tokenize_requests_are_413_whatever_the_body_bound() {
+    let house = House::start("body_bytes_max = \"128 MiB\"", |_| hello());
+    for (path, body, named) in [
+        (
+            "/tokenize",
+            json!({ "content": "x".repeat((4 << 20) + 1) }),
+            "4 MiB",
+        ),
+        (
+            "/detokenize",
+            json!({ "tokens": vec![1; (1 << 20) + 1] }),
+            "1048576 ids",
+        ),
+    ] {
+        let answer = house.client().post(path, &body).unwrap();
+        assert_eq!(answer.status(), 413, "{path}");
+        assert!(answer.text().contains(named), "{}", answer.text());
+    }
+    // The longest text there may be, with its pieces, comes back whole.
+    let body = json!({ "content": "x".repeat(4 << 20), "with_pieces": true });
+    let answer = house.client().post("/tokenize", &body).unwrap();
+    let tokens = answer.ok_json().unwrap();
+    assert_eq!(tokens["tokens"].as_array().unwrap().len(), 4 << 20);
+}
+
+#[test]
 fn more_requests_than_places_are_429() {
     let house = House::start("requests_max = 2", |submit| match submit.max_tokens {
         Some(_) => vec![Act::Accept, Act::Gate, Act::Finish(FinishReason::Stop)],
@@ -152,6 +178,56 @@ fn more_requests_than_places_are_429() {
         (client.post(CHAT, &chat(false)).unwrap().status() == 200).then_some(())
     })
     .unwrap();
+}
+
+#[test]
+fn a_large_body_without_a_place_gets_to_see_its_429() {
+    let house = House::start("requests_max = 1", |_| {
+        vec![Act::Accept, Act::Gate, Act::Finish(FinishReason::Stop)]
+    });
+    let client = house.client();
+    let _held = client.post_stream(CHAT, &chat(true)).unwrap();
+    // More than the sockets' buffers hold, and all of it is written before anything is read.
+    let mut body = chat(false);
+    body["messages"][0]["content"] = json!("x".repeat(24 << 20));
+    for (path, body) in [
+        (CHAT, body.clone()),
+        ("/tokenize", json!({ "content": "x".repeat(24 << 20) })),
+    ] {
+        let answer = client.post(path, &body).unwrap();
+        assert_eq!(answer.status(), 429, "{path}");
+        assert!(answer.header("retry-after").is_some(), "{path}");
+    }
+}
+
+#[test]
+fn a_model_name_that_is_no_text_is_404_in_json() {
+    let house = House::greeting();
+    let answer = house.client().get("/v1/models/%ff%fe").unwrap();
+    assert_eq!(answer.status(), 404);
+    assert_eq!(answer.json().unwrap()["error"]["code"], "model_not_found");
+}
+
+#[test]
+fn a_page_of_this_machine_may_send_the_headers_its_preflight_names() {
+    let house = House::greeting();
+    let client = house
+        .client()
+        .with_header("Origin", "http://localhost:3000")
+        .with_header("Access-Control-Request-Method", "POST")
+        .with_header(
+            "Access-Control-Request-Headers",
+            "content-type, x-other-client",
+        );
+    let answer = client.request("OPTIONS", CHAT, None).unwrap();
+    assert_eq!(
+        answer.header("access-control-allow-headers"),
+        Some("content-type, x-other-client")
+    );
+    assert_eq!(
+        answer.header("access-control-allow-origin"),
+        Some("http://localhost:3000")
+    );
 }
 
 #[test]

@@ -46,6 +46,8 @@ pub enum Act {
     Hold,
     /// Nothing more until the test opens the gate.
     Gate,
+    /// Says every 20 ms how far the prompt is, until the test opens the gate.
+    LongPrefill,
     Finish(FinishReason),
     Fail(Failed),
     /// Sends text without waiting for credit.
@@ -323,6 +325,22 @@ impl Shared {
             }
             Act::Hold => std::future::pending().await,
             Act::Gate => self.gate.acquire().await.unwrap().forget(),
+            Act::LongPrefill => {
+                let mut steps = tokio::time::interval(Duration::from_millis(20));
+                loop {
+                    tokio::select! {
+                        biased;
+                        place = self.gate.acquire() => return place.unwrap().forget(),
+                        _ = steps.tick() => {}
+                    }
+                    let prefill = Prefill {
+                        tokens_done: 1,
+                        tokens_all: PROMPT_TOKENS,
+                        tokens_cached: CACHED_TOKENS,
+                    };
+                    tell(replies, id, Kind::Prefill(prefill)).await;
+                }
+            }
             Act::Finish(reason) => tell(replies, id, finished(reason, *said)).await,
             Act::Fail(failed) => tell(replies, id, Kind::Failed(failed)).await,
             Act::Overrun(tokens) => {

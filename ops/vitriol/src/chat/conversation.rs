@@ -162,9 +162,14 @@ impl Stats {
             None => "no text".to_owned(),
         };
         format!(
-            "last answer: {}, {rate}, {first}\n{} answers in all: {}",
+            "last answer: {}, {rate}, {first}\n{} {} in all: {}",
             counts(*last),
             self.answers,
+            if self.answers == 1 {
+                "answer"
+            } else {
+                "answers"
+            },
             counts(self.total)
         )
     }
@@ -256,6 +261,7 @@ mod tests {
             Some(Duration::from_millis(40)),
             Duration::from_secs(2),
         );
+        assert!(stats.describe().contains("\n1 answer in all: "));
         stats.add(figures, None, Duration::from_secs(2));
         assert_eq!(
             stats.describe(),

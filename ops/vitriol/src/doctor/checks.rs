@@ -137,10 +137,20 @@ impl Subject {
             .unwrap_or_default();
         match catalog::by_file(name) {
             Some(known) => judge_digest(model, known),
-            None => Check::ok(
-                "model",
-                format!("{} ({size}), not a known one", model.display()),
-            ),
+            None => match vitriol_gguf::Gguf::open(model) {
+                Ok(gguf) => Check::ok(
+                    "model",
+                    format!(
+                        "{} ({size}), architecture {}",
+                        model.display(),
+                        gguf.architecture().unwrap_or("not named")
+                    ),
+                ),
+                Err(error) => {
+                    let remedy = "name another file with engine.main.model";
+                    Check::fail("model", error.to_string(), remedy)
+                }
+            },
         }
     }
 

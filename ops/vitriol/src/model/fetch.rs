@@ -197,8 +197,9 @@ impl Cache {
         self.keep(unpacked, &target)
     }
 
-    /// Takes in a local file: hard-linked where that goes, else copied. With `model` it must be that
-    /// one; without, a known model is stored under its known name and any other under its own.
+    /// Takes in a copy of a local file; a link would make a later write to either one the other's
+    /// too. With `model` it must be that one; without, a known model is stored under its known name
+    /// and any other under its own.
     pub fn take_file(
         &self,
         file: &Path,
@@ -219,16 +220,8 @@ impl Cache {
             None => file.file_name().unwrap_or_else(|| OsStr::new("model.gguf")),
         };
         let target = self.models.join(name);
-        if same_file(file, &target) {
+        if digest_file(&target).is_ok_and(|there| there == digested) {
             return Ok(Fetched::AlreadyThere(target));
-        }
-        // Linked under a name of its own first, so that the target is replaced in one step.
-        let staging = self.temp_dir()?;
-        let linked = staging.path().join("model.gguf");
-        if fs::hard_link(file, &linked).is_ok() {
-            fs::rename(&linked, &target)
-                .map_err(|source| FetchError::io("name", &target, source))?;
-            return Ok(Fetched::Stored(target));
         }
         self.check_room(digested.bytes)?;
         let mut source = File::open(file).map_err(|source| FetchError::io("read", file, source))?;
@@ -333,14 +326,6 @@ fn check_digest(found: &Digested, model: &KnownModel, what: &str) -> Result<(), 
         found: found.sha256.clone(),
         expected: model.sha256.to_owned(),
     })
-}
-
-fn same_file(a: &Path, b: &Path) -> bool {
-    use std::os::unix::fs::MetadataExt;
-    match (fs::metadata(a), fs::metadata(b)) {
-        (Ok(a), Ok(b)) => (a.dev(), a.ino()) == (b.dev(), b.ino()),
-        _ => false,
-    }
 }
 
 #[cfg(test)]

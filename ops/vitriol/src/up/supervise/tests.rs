@@ -133,6 +133,16 @@ fn a_daemon_that_does_not_stop_is_killed_at_its_deadline() {
 }
 
 #[test]
+fn a_daemon_that_waited_for_its_restart_does_not_keep_a_stopping_house_awake() {
+    let mut house = ready_house();
+    house.step(Event::Exited(ENGINE, Ending::Signal(9)), ms(0));
+    let actions = house.step(Event::StopAsked, ms(1));
+    assert_eq!(actions, [Action::Terminate(DEMIURGE)]);
+    assert_eq!(house.phase(ENGINE), Phase::Ended);
+    assert_eq!(house.next_wake(), Some(ms(1) + STOP));
+}
+
+#[test]
 fn impatience_kills_all_at_once() {
     let mut house = ready_house();
     house.step(Event::StopAsked, ms(0));
@@ -215,7 +225,8 @@ proptest! {
                 }
             }
             for daemon in [ENGINE, DEMIURGE] {
-                if let (Phase::Waiting { until }, false) = (house.phase(daemon), stop_wanted) {
+                if let Phase::Waiting { until } = house.phase(daemon) {
+                    prop_assert!(!house.is_stopping(), "nothing waits for a start after stop");
                     prop_assert!(until <= now + BACKOFF_MAX, "no wait beyond the limit");
                 }
             }

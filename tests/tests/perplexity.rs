@@ -1,4 +1,4 @@
-//! Perplexity of the default model over tests/golden/ppl_text.txt: minutes, so `ops/test --full`.
+//! Perplexity of the default model over tests/golden/ppl_text.txt.
 #![allow(
     clippy::unwrap_used,
     reason = "a test fails by panicking, in its functions too"
