@@ -187,7 +187,8 @@ mod tests {
     #[test]
     fn a_wrong_kernel_is_noticed() {
         let right = KernelTable::of(Isa::Scalar).unwrap();
-        let breaks: [(&str, fn(&mut KernelTable)); 4] = [
+        type Break = fn(&mut KernelTable);
+        let breaks: [(&str, Break); 4] = [
             ("matmul", |table| table.direct = |_| {}),
             ("rms_norm", |table| {
                 table.rms_norm_row = |_, _, _, out| out.fill(0.5)
