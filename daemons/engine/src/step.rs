@@ -231,8 +231,9 @@ impl StepLoop {
             self.publish();
             self.shared.waiting.fetch_sub(admitted, Ordering::AcqRel);
             let worked = self.step();
-            self.outbox.flush();
+            // Shown before it is told: who has heard of an end finds the slot free.
             self.publish();
+            self.outbox.flush();
             self.heartbeat.beat();
             if !worked {
                 thread::park_timeout(if self.outbox.is_empty() {
