@@ -24,6 +24,17 @@ pub enum Command {
     Perplexity(perplexity::PerplexityArgs),
 }
 
+/// Opens a model for a command that runs without the daemon: its threads, `VITRIOL_ISA`, no progress.
+fn load_model(
+    file: &std::path::Path,
+    asked_threads: u32,
+    environment: &vitriol_chassis::Environment,
+) -> anyhow::Result<crate::load::Loaded> {
+    let isa = vitriol_kernels_cpu::Isa::parse(environment.isa.as_deref().unwrap_or("auto"))?;
+    let loaded = crate::load::load(file, threads(asked_threads), isa, &mut |_| {})?;
+    Ok(loaded)
+}
+
 /// Threads to compute with: `asked`, or one for each usable core.
 fn threads(asked: u32) -> usize {
     match asked {

@@ -127,6 +127,8 @@ impl Model {
             hyper.rope_freq_scale,
             freq_factors.as_deref(),
         );
+        // Before the pages are given back: it reads some of them.
+        let identity = identity(gguf);
         gguf.advise_dont_need();
         Ok(Self {
             token_embd,
@@ -134,7 +136,7 @@ impl Model {
             output_norm,
             output,
             rope,
-            identity: identity(gguf),
+            identity,
             parameters,
             device,
             hyper,

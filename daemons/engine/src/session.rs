@@ -57,8 +57,8 @@ pub async fn run(
             request = requests.next(), if held < 2 * EVENTS_HELD_MAX => match request {
                 Some(Ok(request)) => {
                     if let Err(status) = session.take(request) {
-                        // The stream ends with this whether or not anybody reads it.
-                        let _ = replies.send(Err(status)).await;
+                        // The stream ends all the same: a peer that does not read is not waited for.
+                        let _ = replies.try_send(Err(status));
                         break;
                     }
                 }

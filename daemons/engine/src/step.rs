@@ -224,12 +224,14 @@ impl StepLoop {
             .map_or(IDLE_ROUND, |max| max.min(IDLE_ROUND));
         while !self.shared.stop.load(Ordering::Acquire) {
             self.waiting.extend(self.submitted.try_iter());
-            self.drop_cancelled();
+            let dropped = self.drop_cancelled();
             let admitted = self.admit();
-            // Shown as running before they stop counting as waiting, so that the engine never looks
-            // idle while it is not.
-            self.publish();
-            self.shared.waiting.fetch_sub(admitted, Ordering::AcqRel);
+            if dropped + admitted > 0 {
+                // Shown as running before they stop counting as waiting, so that the engine never
+                // looks idle while it is not.
+                self.publish();
+                self.shared.waiting.fetch_sub(admitted, Ordering::AcqRel);
+            }
             let worked = self.step();
             // Shown before it is told: who has heard of an end finds the slot free.
             self.publish();
@@ -245,38 +247,25 @@ impl StepLoop {
         }
     }
 
-    /// Ends what was cancelled, waiting or running, and what nobody listens to any more.
-    fn drop_cancelled(&mut self) {
-        let gone = |new: &NewSequence| new.control.is_cancelled() || new.sink.channel.is_closed();
-        let before = self.waiting.len();
+    /// Ends what was cancelled, waiting or running, and what nobody listens to any more; how many.
+    fn drop_cancelled(&mut self) -> usize {
         let outbox = &mut self.outbox;
-        self.waiting.retain(|new| {
-            let gone = gone(new);
+        let mut stays = |new: &NewSequence| {
+            let gone = new.control.is_cancelled() || new.sink.channel.is_closed();
             if gone {
-                outbox.push(
-                    new,
-                    EventKind::Ended {
-                        reason: EndReason::Cancelled,
-                    },
-                );
+                let reason = EndReason::Cancelled;
+                outbox.push(new, EventKind::Ended { reason });
             }
             !gone
-        });
+        };
+        let (waiting, running) = (self.waiting.len(), self.running.len());
+        self.waiting.retain(&mut stays);
+        self.running.retain(|running| stays(&running.new));
+        let no_longer_waiting = waiting - self.waiting.len();
         self.shared
             .waiting
-            .fetch_sub(before - self.waiting.len(), Ordering::AcqRel);
-        self.running.retain(|running| {
-            let gone = gone(&running.new);
-            if gone {
-                outbox.push(
-                    &running.new,
-                    EventKind::Ended {
-                        reason: EndReason::Cancelled,
-                    },
-                );
-            }
-            !gone
-        });
+            .fetch_sub(no_longer_waiting, Ordering::AcqRel);
+        no_longer_waiting + running - self.running.len()
     }
 
     /// Starts waiting sequences, oldest first, while slots and pages last; how many.

@@ -59,10 +59,11 @@ pub async fn ask_status_at(socket: &Path) -> Option<GetResponse> {
 }
 
 #[cfg(test)]
-mod tests {
+pub(crate) mod tests {
     use super::*;
 
-    fn dirs(root: &Path) -> HouseDirs {
+    /// The directories of a house below `root`.
+    pub(crate) fn dirs(root: &Path) -> HouseDirs {
         HouseDirs {
             runtime: root.join("r"),
             state: root.join("s"),

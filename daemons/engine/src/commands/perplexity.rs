@@ -1,14 +1,13 @@
-use super::threads;
+use super::load_model;
 use crate::{
     forward::{Activations, Batch, KvStores, forward},
     kv::PAGE_TOKENS,
-    load::{Loaded, load},
-    model::{LoadProgress, Model},
+    load::Loaded,
+    model::Model,
 };
 use anyhow::{Context, bail};
 use std::{io::Write, path::PathBuf, time::Instant};
 use vitriol_chassis::{Environment, Exit, Failure, OrExit, init_trace};
-use vitriol_kernels_cpu::Isa;
 use vitriol_profile::LogFormat;
 use vitriol_tokens::EncodeOptions;
 
@@ -50,13 +49,7 @@ pub fn run(args: PerplexityArgs, environment: &Environment) -> Result<(), Failur
 }
 
 fn measure(args: &PerplexityArgs, environment: &Environment) -> anyhow::Result<()> {
-    let isa = Isa::parse(environment.isa.as_deref().unwrap_or("auto"))?;
-    let loaded = load(
-        &args.model,
-        threads(args.threads),
-        isa,
-        &mut |_: LoadProgress| {},
-    )?;
+    let loaded = load_model(&args.model, args.threads, environment)?;
     let text = std::fs::read(&args.text).with_context(|| args.text.display().to_string())?;
     let chunks = chunks(&loaded, &text, args.context as usize)?;
     let most = if args.chunks == 0 {

@@ -1,10 +1,9 @@
-use super::threads;
+use super::load_model;
 use crate::{
     engine::EngineLimits,
     generate::GenerationRequest,
-    load::{load, start},
+    load::start,
     metrics::EngineMetrics,
-    model::LoadProgress,
     sampler::Sampling,
     scheduler::StepBudget,
     sequence::{EndReason, EventKind},
@@ -12,7 +11,6 @@ use crate::{
 use anyhow::{Context, bail};
 use std::{io::Write, path::PathBuf, time::Instant};
 use vitriol_chassis::{Environment, Exit, Failure, Heartbeat, OrExit, init_trace};
-use vitriol_kernels_cpu::Isa;
 use vitriol_profile::LogFormat;
 use vitriol_tokens::{EncodeOptions, Utf8Stream};
 
@@ -45,13 +43,7 @@ pub fn run(args: RunArgs, environment: &Environment) -> Result<(), Failure> {
 }
 
 fn complete(args: RunArgs, environment: &Environment) -> anyhow::Result<()> {
-    let isa = Isa::parse(environment.isa.as_deref().unwrap_or("auto"))?;
-    let loaded = load(
-        &args.model,
-        threads(args.threads),
-        isa,
-        &mut |_: LoadProgress| {},
-    )?;
+    let loaded = load_model(&args.model, args.threads, environment)?;
     let Some(language) = &loaded.language else {
         bail!(
             "{}: its tokenizer is not supported yet",

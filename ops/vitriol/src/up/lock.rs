@@ -151,14 +151,7 @@ mod tests {
     use std::time::{Duration, Instant};
 
     use super::*;
-
-    fn dirs(root: &Path) -> HouseDirs {
-        HouseDirs {
-            runtime: root.join("r"),
-            state: root.join("s"),
-            cache: root.join("c"),
-        }
-    }
+    use crate::house::tests::dirs;
 
     #[test]
     fn the_second_supervisor_is_refused_naming_the_first() {
