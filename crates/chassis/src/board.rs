@@ -24,7 +24,10 @@ use vitriol_sysfs::Sysfs;
 
 pub use vitriol_proto::status::v1::Health;
 
-use crate::notify::{Heartbeat, Notifier};
+use crate::{
+    event,
+    notify::{Heartbeat, Notifier},
+};
 
 /// A load that reports this often is still alive; systemd waits this long for the next report.
 const LOAD_REPORT_TIMEOUT: Duration = Duration::from_secs(60);
@@ -123,6 +126,13 @@ impl StatusBoard {
     pub fn ready(&self, detail: impl Into<String>) {
         let detail = detail.into();
         if self.advance(Health::Ready) {
+            // Before the manager hears of it, so that the journal has them in this order.
+            tracing::info!(
+                message_id = event::DAEMON_READY,
+                detail,
+                "{} is ready",
+                self.shared.daemon
+            );
             self.shared
                 .notifier
                 .send(&[NotifyState::Ready, NotifyState::Status(&detail)]);
@@ -130,12 +140,20 @@ impl StatusBoard {
         }
     }
 
-    /// The daemon finishes what runs and takes nothing new.
-    pub fn draining(&self) {
+    /// The daemon finishes what runs, within `longest`, and takes nothing new.
+    pub fn draining(&self, longest: Duration) {
         if self.advance(Health::Draining) {
-            self.shared
-                .notifier
-                .send(&[NotifyState::Stopping, NotifyState::Status("draining")]);
+            tracing::info!(
+                message_id = event::DAEMON_DRAINS,
+                "{} drains",
+                self.shared.daemon
+            );
+            let longest_us = u32::try_from(longest.as_micros()).unwrap_or(u32::MAX);
+            self.shared.notifier.send(&[
+                NotifyState::Stopping,
+                NotifyState::Status("draining"),
+                NotifyState::ExtendTimeoutUsec(longest_us),
+            ]);
             "draining".clone_into(&mut self.notice().detail);
         }
     }
@@ -335,7 +353,7 @@ mod tests {
     #[test]
     fn readiness_after_draining_has_no_effect() {
         let board = board();
-        board.draining();
+        board.draining(Duration::from_secs(10));
         board.ready("serving");
         assert_eq!(board.health(), Health::Draining);
         assert_eq!(board.snapshot().detail, "draining");

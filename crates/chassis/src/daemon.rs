@@ -6,7 +6,7 @@ use tokio_util::sync::CancellationToken;
 use vitriol_profile::LogFormat;
 
 use crate::{
-    Environment, Exit, Failure, Heartbeat, Notifier, OrExit, StatusBoard, shutdown, trace,
+    Environment, Exit, Failure, Heartbeat, Notifier, OrExit, StatusBoard, event, shutdown, trace,
 };
 
 /// What blocking threads get to end in after the daemon's body has.
@@ -15,19 +15,38 @@ const RUNTIME_DEADLINE: Duration = Duration::from_secs(1);
 /// What a daemon gets beyond its own drain deadline before it is ended from outside its body.
 const STUCK_GRACE: Duration = Duration::from_secs(5);
 
-/// The `main` of every binary: reads the environment, runs `body`, and on failure writes
-/// `<binary>: <message>` to standard error and ends with the failure's code.
+/// The `main` of every binary: reads the environment, runs `body`, and on failure says why and ends
+/// with the failure's code. It is said as `<binary>: <message>` on standard error, or as an event in
+/// the journal where standard error leads there.
 pub fn main(binary: &str, body: impl FnOnce(Environment) -> Result<(), Failure>) -> ExitCode {
-    match body(Environment::from_process()) {
+    let environment = Environment::from_process();
+    let in_journal = Environment {
+        journal: environment.journal,
+        ..Environment::default()
+    };
+    match body(environment) {
         Ok(()) => Exit::Ok.into(),
         Err(failure) => {
-            if !failure.message.is_empty() {
+            if in_journal.journal && !failure.message.is_empty() {
+                // Fails when the body had started its log, which then serves.
+                let _ = trace::init(LogFormat::Text, &in_journal);
+                log_failure(&failure);
+            } else if !failure.message.is_empty() {
                 // With standard error closed the exit code still tells.
                 let _ = writeln!(std::io::stderr(), "{binary}: {failure}");
             }
             failure.exit.into()
         }
     }
+}
+
+fn log_failure(failure: &Failure) {
+    let message_id = match failure.exit {
+        Exit::Usage | Exit::Config => event::CONFIGURATION_REFUSED,
+        Exit::Dependency => event::DEPENDENCY_MISSING,
+        Exit::Internal | Exit::Finding | Exit::Ok => event::DAEMON_FAILED,
+    };
+    tracing::error!(message_id, exit_code = failure.exit.code(), "{failure}");
 }
 
 /// What [`run`] needs to know of a daemon.
@@ -95,13 +114,19 @@ pub enum Drained {
 }
 
 impl Daemon {
-    /// Says "draining" and waits for `finished` until `deadline` has passed.
+    /// Says "draining" and waits for `finished` until `deadline` has passed. The service manager is
+    /// asked for as much time, whatever its own timeout for stopping.
     pub async fn drain(&self, deadline: Duration, finished: impl Future<Output = ()>) -> Drained {
-        self.board.draining();
+        self.board
+            .draining(deadline + STUCK_GRACE + RUNTIME_DEADLINE);
         match tokio::time::timeout(deadline, finished).await {
             Ok(()) => Drained::Done,
             Err(_) => {
-                tracing::warn!(deadline_ms = deadline.as_millis(), "drain deadline passed");
+                tracing::warn!(
+                    message_id = event::DRAIN_DEADLINE_PASSED,
+                    deadline_ms = deadline.as_millis(),
+                    "drain deadline passed"
+                );
                 Drained::DeadlinePassed
             }
         }

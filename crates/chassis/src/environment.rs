@@ -1,8 +1,10 @@
 //! The one place where a process of the house reads its environment.
 
-use std::{ffi::OsString, io::IsTerminal, path::PathBuf, time::Duration};
+use std::{ffi::OsString, io::IsTerminal, os::fd::AsFd, path::PathBuf, time::Duration};
 
 use vitriol_ipc::{BaseDirs, DirsError, HouseDirs};
+
+use crate::Inherited;
 
 /// What a process learns from its environment, read once by main and handed down.
 #[derive(Clone, Debug, Default)]
@@ -20,8 +22,10 @@ pub struct Environment {
     pub log_filter: Option<String>,
     /// `$VITRIOL_ISA`: overrides the profile's `engine.NAME.isa`.
     pub isa: Option<String>,
-    /// `$JOURNAL_STREAM` is set: the journal stamps each line itself.
+    /// Standard error is the stream that `$JOURNAL_STREAM` names: the log belongs in the journal.
     pub journal: bool,
+    /// `$LISTEN_FDS`: sockets that the service manager opened for this process.
+    pub inherited: Inherited,
     /// Standard error is a terminal and `$NO_COLOR` is unset.
     pub color: bool,
     /// `$PATH`.
@@ -52,20 +56,46 @@ impl Environment {
                 runtime: path("XDG_RUNTIME_DIR"),
                 state: path("XDG_STATE_HOME"),
                 cache: path("XDG_CACHE_HOME"),
+                config: path("XDG_CONFIG_HOME"),
+                data: path("XDG_DATA_HOME"),
             },
             notify_socket: value("NOTIFY_SOCKET"),
             watchdog: watchdog_us.filter(|&us| us > 0).map(Duration::from_micros),
             supervised: text(SUPERVISED.0).is_some_and(|value| value == SUPERVISED.1),
             log_filter: text("VITRIOL_LOG"),
             isa: text("VITRIOL_ISA"),
-            journal: value("JOURNAL_STREAM").is_some(),
+            journal: text("JOURNAL_STREAM").is_some_and(|stream| is_stderr(&stream)),
+            inherited: Inherited::from_process(),
             color: value("NO_COLOR").is_none() && std::io::stderr().is_terminal(),
             path: value("PATH"),
         }
     }
 
-    /// The directories of the house on the default address.
+    /// The directories of this user's house on the default address.
     pub fn dirs(&self) -> Result<HouseDirs, DirsError> {
         HouseDirs::resolve(&self.base_dirs)
+    }
+}
+
+/// Whether `stream`, device and inode as systemd writes them, is this process's standard error. The
+/// variable alone says little: whatever a unit starts inherits it, with its own standard error.
+fn is_stderr(stream: &str) -> bool {
+    let Ok(found) = rustix::fs::fstat(std::io::stderr().as_fd()) else {
+        return false;
+    };
+    stream == format!("{}:{}", found.st_dev, found.st_ino)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_journal_is_known_by_device_and_inode() {
+        let found = rustix::fs::fstat(std::io::stderr().as_fd()).unwrap();
+        let (device, inode) = (found.st_dev, found.st_ino);
+        assert!(is_stderr(&format!("{device}:{inode}")));
+        assert!(!is_stderr(&format!("{device}:{}", inode + 1)));
+        assert!(!is_stderr("8:42:1") && !is_stderr(""));
     }
 }

@@ -10,7 +10,7 @@ use hyper_util::rt::TokioIo;
 use tokio::net::UnixStream;
 use tonic::transport::{Channel, Endpoint, Uri};
 
-use crate::listener::check_peer;
+use crate::trust::Trust;
 
 /// A Unix socket connects at once or not at all; only a stopped peer with a full queue waits.
 const CONNECT_TIMEOUT: Duration = Duration::from_secs(1);
@@ -18,7 +18,7 @@ const CONNECT_TIMEOUT: Duration = Duration::from_secs(1);
 /// A channel to the daemon that listens at `path`.
 ///
 /// Connects on first use and again after a break; until the daemon listens, calls fail with
-/// `Unavailable`. A socket that another user than this one or root serves is not talked to.
+/// `Unavailable`. A socket that somebody serves who may not (see `trust`) is not talked to.
 /// Cancel-safe and cheap to clone. Must be called inside a tokio runtime.
 pub fn connect(path: &Path) -> Channel {
     let path: PathBuf = path.to_owned();
@@ -33,6 +33,6 @@ pub fn connect(path: &Path) -> Channel {
 
 async fn open(path: &Path) -> io::Result<UnixStream> {
     let stream = UnixStream::connect(path).await?;
-    check_peer(&stream)?;
+    Trust::of_socket(path).check_server(&stream)?;
     Ok(stream)
 }

@@ -22,6 +22,10 @@ pub struct BaseDirs {
     pub state: Option<PathBuf>,
     /// `$XDG_CACHE_HOME`.
     pub cache: Option<PathBuf>,
+    /// `$XDG_CONFIG_HOME`.
+    pub config: Option<PathBuf>,
+    /// `$XDG_DATA_HOME`.
+    pub data: Option<PathBuf>,
 }
 
 /// Why no directory could be settled on.
@@ -81,6 +85,16 @@ impl HouseDirs {
         })
     }
 
+    /// The directories of the house that `vitriol install` sets up for the machine: every daemon has
+    /// a directory of its own below `runtime`, made by root at boot.
+    pub fn system() -> Self {
+        Self {
+            runtime: "/run/vitriol".into(),
+            state: "/var/lib/vitriol/demiurge".into(),
+            cache: "/var/lib/vitriol".into(),
+        }
+    }
+
     /// The directories of the house that listens on `listen`: the same for the default address, a
     /// sub directory named by the address for another. With port 0 the bound port is not known
     /// beforehand, so `pid`, the supervisor's, tells such houses apart.
@@ -112,12 +126,12 @@ impl HouseDirs {
 
     /// Status socket of Demiurge.
     pub fn demiurge_socket(&self) -> PathBuf {
-        self.runtime.join("demiurge.sock")
+        self.runtime.join("demiurge").join("demiurge.sock")
     }
 
     /// File in which Demiurge leaves the address it bound.
     pub fn demiurge_address(&self) -> PathBuf {
-        self.runtime.join("demiurge.addr")
+        self.runtime.join("demiurge").join("demiurge.addr")
     }
 
     /// Lock of `vitriol up`, holding its pid.

@@ -22,7 +22,7 @@ use tokio::{
 };
 use tokio_stream::Stream;
 
-use crate::{DirsError, create_private_dir};
+use crate::{DirsError, create_private_dir, trust::Trust};
 
 /// `sun_path` of Linux, less the closing zero.
 const SOCKET_PATH_MAX: usize = 107;
@@ -59,7 +59,8 @@ fn holder(pid: Option<u32>) -> String {
     )
 }
 
-/// A Unix socket at a path, for this user alone.
+/// A Unix socket at a path, for this user alone, or for the group that root let into its directory
+/// (see `trust`).
 ///
 /// Beside the socket lies `<path>.lock`, locked for as long as the listener lives: whoever holds
 /// it may remove a socket file that a killed process left behind. Dropping the listener removes
@@ -68,12 +69,14 @@ fn holder(pid: Option<u32>) -> String {
 pub struct Listener {
     inner: UnixListener,
     path: PathBuf,
+    trust: Trust,
     _lock: File,
 }
 
 impl Listener {
-    /// Listens at `path`. The directory is created with mode 0700, the socket has mode 0600, a
-    /// socket that nobody listens on any more is replaced.
+    /// Listens at `path`. The directory is created with mode 0700, the socket has mode 0600 (0660
+    /// where its directory is shared with the group this process runs as), a socket that nobody
+    /// listens on any more is replaced.
     ///
     /// Errors: [`BindError::AddressHeld`] while another process listens there; nothing is touched.
     /// Must be called inside a tokio runtime.
@@ -97,11 +100,17 @@ impl Listener {
                 source,
             }
         };
+        let trust = Trust::of_socket(path);
+        let mode = match trust.shared_with() {
+            Some(_) => 0o660,
+            None => 0o600,
+        };
         let inner = UnixListener::bind(path).map_err(io("listen"))?;
-        fs::set_permissions(path, Permissions::from_mode(0o600)).map_err(io("set its mode"))?;
+        fs::set_permissions(path, Permissions::from_mode(mode)).map_err(io("set its mode"))?;
         Ok(Self {
             inner,
             path: path.to_owned(),
+            trust,
             _lock: lock,
         })
     }
@@ -111,7 +120,7 @@ impl Listener {
         &self.path
     }
 
-    /// The connections of this user and of root, for `serve_with_incoming`; it never ends.
+    /// The connections of those who may call, for `serve_with_incoming`; it never ends.
     pub fn incoming(self) -> Incoming {
         Incoming {
             listener: self,
@@ -189,21 +198,6 @@ fn listening_pid(path: &Path) -> Option<u32> {
     u32::try_from(credentials.pid.as_raw_pid()).ok()
 }
 
-/// The same user or root may talk to a daemon; sockets are 0600 besides, this holds even when the
-/// file's mode was changed.
-pub(crate) fn check_peer(stream: &UnixStream) -> io::Result<()> {
-    let peer = stream.peer_cred()?;
-    if is_trusted(peer.uid(), rustix::process::getuid().as_raw()) {
-        return Ok(());
-    }
-    let message = format!("peer is user {} (process {:?})", peer.uid(), peer.pid());
-    Err(io::Error::new(io::ErrorKind::PermissionDenied, message))
-}
-
-fn is_trusted(peer_uid: u32, own_uid: u32) -> bool {
-    peer_uid == own_uid || peer_uid == 0
-}
-
 /// Connections as they come, strangers dropped and logged.
 #[derive(Debug)]
 pub struct Incoming {
@@ -221,7 +215,7 @@ impl Stream for Incoming {
                 self.pause = None;
             }
             match ready!(self.listener.inner.poll_accept(cx)) {
-                Ok((stream, _)) => match check_peer(&stream) {
+                Ok((stream, _)) => match self.listener.trust.check_client(&stream) {
                     Ok(()) => return Poll::Ready(Some(Ok(stream))),
                     Err(error) => {
                         let socket = self.listener.path.display();
@@ -329,13 +323,5 @@ mod tests {
         let accepted = tokio::time::timeout(Duration::from_secs(10), incoming.next()).await;
         accepted.unwrap().unwrap().unwrap();
         client.await.unwrap().unwrap();
-    }
-
-    #[test]
-    fn only_the_own_user_and_root_are_trusted() {
-        assert!(is_trusted(1000, 1000));
-        assert!(is_trusted(0, 1000));
-        assert!(!is_trusted(1001, 1000));
-        assert!(!is_trusted(1000, 0));
     }
 }
