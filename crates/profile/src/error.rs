@@ -1,8 +1,10 @@
 //! What can be wrong with a profile, in the words of whoever wrote it.
 
-use std::{io, path::PathBuf};
+use std::{io, net::IpAddr, path::PathBuf};
 
 /// Why a profile was refused. The daemons exit with 78 (config) on it.
+///
+/// A message does not repeat its source: print the whole chain.
 #[derive(Debug, thiserror::Error)]
 pub enum ProfileError {
     #[error("profile {path}: cannot be read")]
@@ -21,7 +23,7 @@ pub enum ProfileError {
         key: String,
         nearest: String,
     },
-    #[error("profile {path}, line {line}: {key}: {source}")]
+    #[error("profile {path}, line {line}: {key}")]
     Value {
         path: PathBuf,
         line: usize,
@@ -34,7 +36,7 @@ pub enum ProfileError {
         line: usize,
         key: String,
     },
-    #[error("{flag}: {source}")]
+    #[error("{flag}")]
     Flag { flag: String, source: ValueError },
     #[error("{flag}: no setting is called '{key}'; did you mean '{nearest}'?")]
     UnknownOverride {
@@ -53,6 +55,15 @@ pub enum ProfileError {
     },
     #[error("{key}: engine name '{name}' must be 1 to 32 of a-z, 0-9, '-'")]
     EngineName { key: String, name: String },
+    #[error(
+        "listen address {address} can be reached from other machines, and this release has no keys to \
+         keep them out; listen on 127.0.0.1 and forward the port (ssh -L) instead"
+    )]
+    NotLoopback { address: IpAddr },
+    #[error(
+        "engine '{name}' in the profile: this release runs '{runs}' only; remove [engine.{name}]"
+    )]
+    OtherEngine { name: String, runs: &'static str },
 }
 
 /// Why a value does not fit its setting.

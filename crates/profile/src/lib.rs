@@ -4,14 +4,20 @@
 //! [`Profile::origin`] tells which. A key the schema does not know is an error that names the
 //! nearest one it does. Profiles do not inherit: one file says all it changes.
 
+pub mod catalog;
+mod change;
+mod document;
 mod error;
 mod load;
 mod reference;
+mod runnable;
 mod schema;
 mod setting;
 
+pub use change::Change;
 pub use error::{ProfileError, ValueError};
-pub use load::{Entry, Origin, Overrides, Profile};
+pub use load::{Entry, Origin, Overrides, Plain, Profile};
 pub use reference::{FieldReference, reference, reference_markdown};
+pub use runnable::{check_loopback, is_loopback};
 pub use schema::{Demiurge, Engine, House};
-pub use setting::{Isa, LogFormat};
+pub use setting::{Isa, KvCodec, LogFormat};

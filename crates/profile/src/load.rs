@@ -13,7 +13,7 @@ use toml::{
 
 use crate::{
     ProfileError,
-    reference::{nearest, table_of},
+    reference::{fields_of, nearest, table_of},
     schema::{Demiurge, Engine, House, Section},
     setting::Raw,
 };
@@ -77,6 +77,33 @@ pub struct Entry {
     /// The value as TOML source.
     pub value: String,
     pub origin: Origin,
+}
+
+/// A value without the clothes of TOML.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Plain {
+    /// Texts, and whatever is written as one: sizes, addresses, choices.
+    Text(String),
+    Integer(i64),
+    Boolean(bool),
+}
+
+impl Entry {
+    /// The value as it is, for other notations than TOML.
+    pub fn plain(&self) -> Plain {
+        let source = format!("value = {}", self.value);
+        let document = DeTable::parse(&source).ok();
+        let value = document
+            .as_ref()
+            .and_then(|found| found.get_ref().get("value"));
+        match value.map(|value| raw_of(value.get_ref())) {
+            Some(Raw::Text(text)) => Plain::Text(text.to_owned()),
+            Some(Raw::Integer(n)) => Plain::Integer(n),
+            Some(Raw::Boolean(value)) => Plain::Boolean(value),
+            // No setting writes anything else.
+            _ => Plain::Text(self.value.clone()),
+        }
+    }
 }
 
 /// The settings of the house, checked.
@@ -326,12 +353,7 @@ enum SetError {
 }
 
 fn field_names(table: &str) -> impl Iterator<Item = &'static str> {
-    let fields = match table {
-        "house" => House::FIELDS,
-        "demiurge" => Demiurge::FIELDS,
-        _ => Engine::FIELDS,
-    };
-    fields.iter().map(|field| field.name)
+    fields_of(table).iter().map(|field| field.name)
 }
 
 /// The name becomes part of a socket's path and of a unit's name.

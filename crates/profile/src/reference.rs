@@ -67,6 +67,24 @@ const TABLES: [(&str, &[Field]); 3] = [
     ("demiurge", Demiurge::FIELDS),
 ];
 
+/// The fields of a table, `"house"` or `"engine.NAME"`.
+pub(crate) fn fields_of(table: &str) -> &'static [Field] {
+    match table {
+        "house" => House::FIELDS,
+        "demiurge" => Demiurge::FIELDS,
+        _ => Engine::FIELDS,
+    }
+}
+
+/// What a table is about.
+pub(crate) fn table_doc(table: &str) -> &'static str {
+    match table {
+        "house" => "What every daemon shares.",
+        "demiurge" => "The HTTP door.",
+        _ => "An engine; `main` is the one that runs in this release.",
+    }
+}
+
 /// The table that has a field of this name.
 pub(crate) fn table_of(field: &str) -> Option<&'static str> {
     TABLES

@@ -7,7 +7,7 @@ use vitriol_units::Bytes;
 
 use crate::{
     ValueError,
-    setting::{Isa, LogFormat, Raw, Setting},
+    setting::{Isa, KvCodec, LogFormat, Raw, Setting},
 };
 
 /// What the field reference knows of a setting.
@@ -110,7 +110,8 @@ section! {
     Engine {
         /// Model file (GGUF); empty = the default model in the cache directory.
         model: PathBuf = PathBuf::new(), "";
-        /// Name that clients call the model by; empty = the file's name without `.gguf`.
+        /// Name that clients call the model by; empty = the one `vitriol model list` has for the file, else
+        /// the file's name without `.gguf`.
         alias: String = String::new(), "";
         /// Compute threads; 0 = one for each core this process may use.
         threads: u32 = 0, "threads", 0..=1024;
@@ -120,6 +121,11 @@ section! {
         context_tokens: u32 = 0, "tokens";
         /// Most memory for the KV pages of all sequences together.
         kv_bytes_max: Bytes = Bytes::gib(1), "", 1_048_576..=1_125_899_906_842_624;
+        /// Encoding of keys in the KV pages: `f32` as computed, `f16` half of that, `q8_0` a quarter, `q4_0`
+        /// an eighth.
+        kv_keys: KvCodec = KvCodec::F16, "";
+        /// Encoding of values in the KV pages, as `kv_keys`; values bear less than keys.
+        kv_values: KvCodec = KvCodec::F16, "";
         /// Sequences computed at once.
         sequences_max: u32 = 16, "sequences", 1..=1024;
         /// Requests that wait for a place; one more is refused with 429.

@@ -245,3 +245,17 @@ choice_setting! {
         Avx512 = "avx512",
     }
 }
+
+choice_setting! {
+    /// How the engine encodes keys or values in its KV pages.
+    KvCodec {
+        /// As computed, 4 bytes each.
+        F32 = "f32",
+        /// Half precision, 2 bytes each.
+        F16 = "f16",
+        /// Rotated blocks of 32 signed bytes with a scale, 34 bytes a block.
+        Q8_0 = "q8_0",
+        /// Rotated blocks of 32 nibbles with a scale, 18 bytes a block.
+        Q4_0 = "q4_0",
+    }
+}

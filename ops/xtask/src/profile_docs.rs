@@ -10,10 +10,13 @@ use anyhow::{Context, Result};
 const PREFACE: &str = "\
 # Profile reference
 
-A profile is one TOML file (`--profile FILE`); it need not name more than it changes. A flag goes before
-the file, the file before the default; `vitriol config show --origin` tells which gave a value, and
-`vitriol config check FILE` reads a file without starting anything. An unknown key is an error that names
-the nearest known one. Byte sizes are written `\"1 GiB\"`, `\"512 MiB\"` or as a number.
+A profile is one TOML file; it need not name more than it changes. `--profile FILE` names it; without that
+the profile in use holds, `~/.config/vitriol/vitriol.toml`, if there is one. `vitriol config load FILE` checks
+a file and puts it there, `config save FILE` writes the settings in force with what each means. A flag goes
+before the file, the file before the default; `vitriol config show --origin` tells which gave a value,
+`config diff` where two profiles differ, and `config check FILE` reads a file without starting anything. An
+unknown key is an error that names the nearest known one. Byte sizes are written
+`\"1 GiB\"`, `\"512 MiB\"` or as a number.
 
 This page is written by `cargo xtask profile-docs` from the schema; change it there.
 

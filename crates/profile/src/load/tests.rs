@@ -9,9 +9,18 @@ fn parse(text: &str) -> Result<Profile, ProfileError> {
 }
 
 fn refusal(text: &str) -> String {
-    parse(text)
-        .expect_err("the profile must be refused")
-        .to_string()
+    said(&parse(text).expect_err("the profile must be refused"))
+}
+
+/// An error as people get to see it: with its sources.
+fn said(error: &ProfileError) -> String {
+    let mut text = error.to_string();
+    let mut source = std::error::Error::source(error);
+    while let Some(inner) = source {
+        text += &format!(": {inner}");
+        source = inner.source();
+    }
+    text
 }
 
 #[test]
@@ -87,6 +96,26 @@ fn wrong_values_name_line_key_and_remedy() {
 }
 
 #[test]
+fn a_value_error_says_its_text_once() {
+    let flags = Overrides::new().set("house.listen", Some("nowhere"), "--listen");
+    let flag = Profile::load(None, &flags).expect_err("must be refused");
+    assert_eq!(
+        said(&flag),
+        "--listen: 'nowhere' is no address; write for instance \"127.0.0.1:8265\""
+    );
+    for text in [
+        refusal("[house]\nlisten = 'nowhere'\n"),
+        refusal("[engine.main]\nkv_bytes_max = '1 GB ram'\n"),
+        refusal("[engine.main]\nisa = 'neon'\n"),
+    ] {
+        let parts: Vec<&str> = text.split(": ").collect();
+        let mut distinct = parts.clone();
+        distinct.dedup();
+        assert_eq!(parts, distinct, "{text}");
+    }
+}
+
+#[test]
 fn contradictions_are_refused() {
     let text = refusal("[engine.main]\nstep_tokens_max = 32\n");
     assert!(text.contains("prefill_tokens_busy (64)"), "{text}");
@@ -116,7 +145,7 @@ fn a_wrong_flag_is_named() {
         Profile::load(None, &flags).expect_err("must be refused")
     };
     assert_eq!(
-        load("engine.main.threads", "many", "--threads").to_string(),
+        said(&load("engine.main.threads", "many", "--threads")),
         "--threads: expected a whole number, found 'many'"
     );
     let error = load("engine.big.threads", "1", "--set");
@@ -133,6 +162,23 @@ fn a_wrong_flag_is_named() {
 fn a_file_that_is_not_there_is_named() {
     let error = Profile::load(Some(Path::new("/nonexistent/p.toml")), &Overrides::new());
     assert!(matches!(error, Err(ProfileError::Read { .. })));
+}
+
+#[test]
+fn plain_values_are_what_the_settings_are() {
+    let text = "[engine.main]\nmodel = '/x/\"y\"\\z.gguf'\nthreads = 3\n";
+    let profile = parse(text).unwrap();
+    let plain = |key: &str| {
+        let entries = profile.entries();
+        let entry = entries.iter().find(|entry| entry.key == key);
+        entry.map(Entry::plain).unwrap()
+    };
+    let text = |text: &str| Plain::Text(text.to_owned());
+    assert_eq!(plain("engine.main.model"), text("/x/\"y\"\\z.gguf"));
+    assert_eq!(plain("engine.main.threads"), Plain::Integer(3));
+    assert_eq!(plain("engine.main.share_prefixes"), Plain::Boolean(true));
+    assert_eq!(plain("engine.main.kv_bytes_max"), text("1 GiB"));
+    assert_eq!(plain("house.listen"), text("127.0.0.1:8265"));
 }
 
 #[test]
