@@ -1,4 +1,7 @@
-use crate::{error::Problem, value::ValueType};
+use crate::{
+    error::Problem,
+    value::{Shown, ValueType},
+};
 use std::fmt;
 
 /// Deepest nesting of arrays in a value. Files in the field have none; the bound keeps a hostile
@@ -20,9 +23,9 @@ impl fmt::Display for Place<'_> {
         match self {
             Self::Header => write!(f, "the header"),
             Self::Key(index) => write!(f, "metadata key number {index}"),
-            Self::ValueOf(key) => write!(f, "the value of metadata key {key:?}"),
+            Self::ValueOf(key) => write!(f, "the value of metadata key {}", Shown(key)),
             Self::TensorName(index) => write!(f, "tensor number {index}"),
-            Self::Tensor(name) => write!(f, "the description of tensor {name:?}"),
+            Self::Tensor(name) => write!(f, "the description of tensor {}", Shown(name)),
         }
     }
 }

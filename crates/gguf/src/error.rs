@@ -1,3 +1,7 @@
+use crate::{
+    metadata::FromValue,
+    value::{Shown, Value},
+};
 use std::path::PathBuf;
 use vitriol_shm::MapError;
 
@@ -92,33 +96,38 @@ pub enum Problem {
         len: u64,
         limit: u64,
     },
-    #[error("metadata key {key:?} is there twice, again at byte {at}")]
+    #[error("metadata key {} is there twice, again at byte {at}", Shown(.key))]
     DuplicateKey { key: String, at: u64 },
-    #[error("tensor {name:?} is there twice, again at byte {at}")]
+    #[error("tensor {} is there twice, again at byte {at}", Shown(.name))]
     DuplicateTensor { name: String, at: u64 },
     #[error("general.alignment is {value}; it must be a power of two that fits 32 bits")]
     Alignment { value: String },
-    #[error("tensor {name:?} at byte {at} has {n_dims} dimensions; at most {limit} are allowed")]
+    #[error(
+        "tensor {} at byte {at} has {n_dims} dimensions; at most {limit} are allowed",
+        Shown(.name)
+    )]
     TooManyDims {
         name: String,
         at: u64,
         n_dims: u32,
         limit: usize,
     },
-    #[error("tensor {name:?} at byte {at} has a dimension of 0: {dims:?}")]
+    #[error("tensor {} at byte {at} has a dimension of 0: {dims:?}", Shown(.name))]
     EmptyDim {
         name: String,
         at: u64,
         dims: Vec<u64>,
     },
     #[error(
-        "tensor {name:?} at byte {at} has the unknown type {id}: the file may be newer than this \
-         release"
+        "tensor {} at byte {at} has the unknown type {id}: the file may be newer than this \
+         release",
+        Shown(.name)
     )]
     UnknownTensorType { name: String, at: u64, id: u32 },
     #[error(
-        "tensor {name:?} has rows of {row} elements, no multiple of the {block} elements of a \
-         {tensor_type} block"
+        "tensor {} has rows of {row} elements, no multiple of the {block} elements of a \
+         {tensor_type} block",
+        Shown(.name)
     )]
     PartialBlock {
         name: String,
@@ -126,17 +135,24 @@ pub enum Problem {
         block: u64,
         tensor_type: &'static str,
     },
-    #[error("tensor {name:?} with dimensions {dims:?} is larger than the address space")]
+    #[error(
+        "tensor {} with dimensions {dims:?} is larger than the address space",
+        Shown(.name)
+    )]
     TooLarge { name: String, dims: Vec<u64> },
-    #[error("tensor {name:?} starts at data offset {offset}, no multiple of the alignment {align}")]
+    #[error(
+        "tensor {} starts at data offset {offset}, no multiple of the alignment {align}",
+        Shown(.name)
+    )]
     Misaligned {
         name: String,
         offset: u64,
         align: u64,
     },
     #[error(
-        "tensor {name:?} needs {needed} bytes at data offset {offset} and the file holds {held} \
-         bytes of tensor data (truncated download? fetch it again)"
+        "tensor {} needs {needed} bytes at data offset {offset} and the file holds {held} \
+         bytes of tensor data (truncated download? fetch it again)",
+        Shown(.name)
     )]
     OutOfBounds {
         name: String,
@@ -144,24 +160,90 @@ pub enum Problem {
         needed: u64,
         held: u64,
     },
-    #[error("tensors {first:?} and {second:?} overlap at data offset {offset}")]
+    #[error(
+        "tensors {} and {} overlap at data offset {offset}",
+        Shown(.first),
+        Shown(.second)
+    )]
     Overlap {
         first: String,
         second: String,
         offset: u64,
     },
-    #[error("metadata key {key:?} is missing")]
+    #[error("metadata key {} is missing", Shown(.key))]
     MissingKey { key: String },
-    #[error("metadata key {key:?} is {found}, not {wanted}")]
+    #[error("metadata key {} is {found}, not {wanted}", Shown(.key))]
     WrongType {
         key: String,
         found: String,
         wanted: String,
     },
-    #[error("metadata key {key:?} is {value}, which does not fit {wanted}")]
+    #[error("metadata key {} is {value}, which does not fit {wanted}", Shown(.key))]
     OutOfRange {
         key: String,
         value: String,
-        wanted: &'static str,
+        wanted: String,
     },
+    #[error("metadata key {} holds {len} elements; {wanted}", Shown(.key))]
+    ArrayLength {
+        key: String,
+        len: usize,
+        wanted: String,
+    },
+    #[error("general.architecture is {}, which names no architecture", Shown(.name))]
+    ArchitectureName { name: String },
+    #[error("split.count is {count}; a model has at most {limit} parts")]
+    SplitCount { count: u32, limit: u32 },
+    #[error(
+        "it is one of {count} parts of a model, and its name does not tell which: rename the parts \
+         to NAME-00001-of-{count:05}.gguf and so on"
+    )]
+    SplitName { count: u32 },
+    #[error("no such file: it is part {number} of {count} of the model (fetch it too)")]
+    SplitMissing { number: u32, count: u32 },
+    #[error(
+        "split.no is {index}, but by its name it is part {number}, which has {}: the parts were \
+         renamed or mixed up",
+        number - 1
+    )]
+    SplitNumber { number: u32, index: u32 },
+    #[error(
+        "it is a part of another model: {} is {found}, and {expected} in the part before it",
+        Shown(.key)
+    )]
+    SplitOther {
+        key: String,
+        found: String,
+        expected: String,
+    },
+    #[error(
+        "split.tensors.count is {claimed}, and the {parts} parts hold {found} tensors (parts of \
+         different versions? fetch them again)"
+    )]
+    SplitTensors {
+        claimed: u64,
+        found: u64,
+        parts: usize,
+    },
+    #[error("tensor {} is also in the part {}", Shown(.name), first.display())]
+    SplitDuplicate { name: String, first: PathBuf },
+}
+
+impl Problem {
+    /// That the value of `key` is no `T`.
+    pub(crate) fn mismatch<'a, T: FromValue<'a>>(key: &str, value: Value<'a>) -> Self {
+        let key = key.to_owned();
+        match value.as_integer() {
+            Some(integer) if T::INTEGER => Self::OutOfRange {
+                key,
+                value: integer.to_string(),
+                wanted: T::WANTED.to_owned(),
+            },
+            _ => Self::WrongType {
+                key,
+                found: value.describe(),
+                wanted: T::WANTED.to_owned(),
+            },
+        }
+    }
 }

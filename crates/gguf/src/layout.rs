@@ -27,6 +27,8 @@ const TENSOR_ENTRY_BYTES_MIN: u64 = 8 + 1 + 4 + 4 + 8;
 pub(crate) struct Layout {
     pub(crate) version: u32,
     pub(crate) alignment: u64,
+    /// Where tensor data starts; beyond the file's end if there is none.
+    pub(crate) data_start: usize,
     /// In file order.
     pub(crate) metadata: Vec<MetadataEntry>,
     /// Indices into `metadata`, ordered by key.
@@ -125,6 +127,7 @@ impl Layout {
         Ok(Self {
             version,
             alignment,
+            data_start: data_start as usize,
             metadata,
             metadata_by_key,
             tensors,
@@ -134,15 +137,6 @@ impl Layout {
 
     pub(crate) fn find_metadata(&self, file: &[u8], key: &str) -> Option<&MetadataEntry> {
         find_metadata(file, &self.metadata, &self.metadata_by_key, key)
-    }
-
-    pub(crate) fn find_tensor(&self, file: &[u8], name: &str) -> Option<&TensorEntry> {
-        let found = self
-            .tensors_by_name
-            .binary_search_by(|&index| self.tensors[index as usize].name(file).cmp(name));
-        found
-            .ok()
-            .map(|slot| &self.tensors[self.tensors_by_name[slot] as usize])
     }
 }
 

@@ -14,6 +14,9 @@
 //! damaged file; what remains are questions of meaning (a key that is missing or has another type).
 //! Values and weights are read where they lie in the map.
 //!
+//! A model may be split over files `NAME-00001-of-00003.gguf` …: opening one opens all of them, and
+//! their tensors are those of one [`Gguf`].
+//!
 //! Source: ggml's `docs/gguf.md` describes the format.
 
 mod cursor;
@@ -21,9 +24,13 @@ mod error;
 mod file;
 mod layout;
 mod metadata;
+mod part;
+mod split;
 mod value;
 
 pub use error::{GgufError, Problem};
 pub use file::{Gguf, Tensor};
 pub use metadata::{FromValue, Metadata};
+pub use part::Part;
+pub use split::model_name;
 pub use value::{Array, Value, ValueType};

@@ -1,9 +1,12 @@
 use crate::{
     error::{GgufError, Problem},
     file::Gguf,
-    layout::MetadataEntry,
     value::{Array, Value, ValueType},
 };
+use std::ops::RangeInclusive;
+
+/// Most elements that [`Metadata::get_vec`] copies out: lists of parameters are one entry a layer.
+const VEC_LEN_MAX: usize = 1 << 16;
 
 /// The key-value pairs of a model file.
 ///
@@ -20,7 +23,7 @@ impl<'a> Metadata<'a> {
     }
 
     pub fn len(self) -> usize {
-        self.file.layout().metadata.len()
+        self.file.first().layout().metadata.len()
     }
 
     pub fn is_empty(self) -> bool {
@@ -29,15 +32,14 @@ impl<'a> Metadata<'a> {
 
     /// All pairs in file order.
     pub fn iter(self) -> impl Iterator<Item = (&'a str, Value<'a>)> {
-        let bytes = self.file.bytes();
-        let entries = self.file.layout().metadata.iter();
-        entries.filter_map(move |entry| Some((entry.key(bytes), value(bytes, entry)?)))
+        let part = self.file.first();
+        let entries = part.layout().metadata.iter();
+        entries.filter_map(|entry| Some((entry.key(part.bytes()), part.value_of(entry)?)))
     }
 
     /// The value of `key`, whatever its type.
     pub fn value(self, key: &str) -> Option<Value<'a>> {
-        let bytes = self.file.bytes();
-        value(bytes, self.file.layout().find_metadata(bytes, key)?)
+        self.file.first().value(key)
     }
 
     /// The value of `key` as `T`. Errors: the value has another type or does not fit `T`.
@@ -47,7 +49,7 @@ impl<'a> Metadata<'a> {
         };
         match T::from_value(value) {
             Some(wanted) => Ok(Some(wanted)),
-            None => Err(self.file.error(self.mismatch::<T>(key, value))),
+            None => Err(self.file.error(Problem::mismatch::<T>(key, value))),
         }
     }
 
@@ -110,16 +112,87 @@ impl<'a> Metadata<'a> {
         }))
     }
 
+    /// A count or size within `range`. Errors: no integer, or one outside of the range.
+    pub fn get_within(
+        self,
+        key: &str,
+        range: RangeInclusive<u64>,
+    ) -> Result<Option<u64>, GgufError> {
+        match self.get_u64(key)? {
+            Some(value) if !range.contains(&value) => {
+                Err(self.out_of_range(key, &value, format!("{} to {}", range.start(), range.end())))
+            }
+            value => Ok(value),
+        }
+    }
+
+    /// A float that is a number. Errors: NaN or infinite.
+    pub fn get_finite(self, key: &str) -> Result<Option<f32>, GgufError> {
+        match self.get_f32(key)? {
+            Some(value) if !value.is_finite() => {
+                Err(self.out_of_range(key, &value, "a finite number".to_owned()))
+            }
+            value => Ok(value),
+        }
+    }
+
+    /// A float above zero that is a number. Errors: zero, negative, NaN or infinite.
+    pub fn get_positive(self, key: &str) -> Result<Option<f32>, GgufError> {
+        match self.get_f32(key)? {
+            Some(value) if !(value.is_finite() && value > 0.0) => {
+                Err(self.out_of_range(key, &value, "a positive number".to_owned()))
+            }
+            value => Ok(value),
+        }
+    }
+
+    fn out_of_range(self, key: &str, value: &dyn ToString, wanted: String) -> GgufError {
+        self.file.error(Problem::OutOfRange {
+            key: key.to_owned(),
+            value: value.to_string(),
+            wanted,
+        })
+    }
+
+    /// A parameter of each of `n_layers` layers: an array with an element a layer, or a lone value
+    /// that holds for all. Errors: an array of another length, an element that is no `T`.
+    pub fn get_per_layer<T: FromValue<'a> + Clone>(
+        self,
+        key: &str,
+        n_layers: usize,
+    ) -> Result<Option<Vec<T>>, GgufError> {
+        match self.value(key) {
+            Some(Value::Array(array)) if array.len() != n_layers => {
+                let wanted = format!("one for each of {n_layers} layers is wanted");
+                Err(self.wrong_length(key, array, wanted))
+            }
+            Some(Value::Array(_)) => self.get_vec(key),
+            _ => Ok(self.get(key)?.map(|value: T| vec![value; n_layers])),
+        }
+    }
+
+    fn wrong_length(self, key: &str, array: Array<'_>, wanted: String) -> GgufError {
+        self.file.error(Problem::ArrayLength {
+            key: key.to_owned(),
+            len: array.len(),
+            wanted,
+        })
+    }
+
     /// The elements of an array as `T`, or a lone value as an array of one: how per-layer
-    /// parameters are written. Errors: an element that is no `T`.
+    /// parameters are written. Errors: an element that is no `T`; more elements than lists of
+    /// parameters have (vocabularies are read by [`get_array`](Self::get_array)).
     pub fn get_vec<T: FromValue<'a>>(self, key: &str) -> Result<Option<Vec<T>>, GgufError> {
         let Some(value) = self.value(key) else {
             return Ok(None);
         };
         let element = |value| {
-            T::from_value(value).ok_or_else(|| self.file.error(self.mismatch::<T>(key, value)))
+            T::from_value(value).ok_or_else(|| self.file.error(Problem::mismatch::<T>(key, value)))
         };
         match value {
+            Value::Array(array) if array.len() > VEC_LEN_MAX => {
+                Err(self.wrong_length(key, array, format!("at most {VEC_LEN_MAX} are read")))
+            }
             Value::Array(array) => array
                 .iter()
                 .map(element)
@@ -128,27 +201,6 @@ impl<'a> Metadata<'a> {
             lone => Ok(Some(vec![element(lone)?])),
         }
     }
-
-    fn mismatch<T: FromValue<'a>>(self, key: &str, value: Value<'a>) -> Problem {
-        let key = key.to_owned();
-        match value.as_integer() {
-            Some(integer) if T::INTEGER => Problem::OutOfRange {
-                key,
-                value: integer.to_string(),
-                wanted: T::WANTED,
-            },
-            _ => Problem::WrongType {
-                key,
-                found: value.describe(),
-                wanted: T::WANTED.to_owned(),
-            },
-        }
-    }
-}
-
-/// `None` never happens: the file was checked when it was opened.
-fn value<'a>(file: &'a [u8], entry: &MetadataEntry) -> Option<Value<'a>> {
-    Value::take(entry.value_type, &mut &file[entry.value.clone()])
 }
 
 /// A type that a metadata value can be read as.

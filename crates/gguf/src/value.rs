@@ -130,6 +130,30 @@ impl<'a> Value<'a> {
         format!("of type {value_type}")
     }
 
+    /// What the value is, in few words: numbers and short strings themselves.
+    pub(crate) fn shown(self) -> String {
+        match (self, self.as_integer()) {
+            (_, Some(integer)) => integer.to_string(),
+            (Self::F32(v), _) => v.to_string(),
+            (Self::F64(v), _) => v.to_string(),
+            (Self::Bool(v), _) => v.to_string(),
+            (Self::String(bytes), _) => Shown(&String::from_utf8_lossy(bytes)).to_string(),
+            (Self::Array(array), _) => {
+                format!("an array of {} {}", array.len(), array.element_type())
+            }
+            _ => self.describe(),
+        }
+    }
+
+    /// Whether both are the same bytes of the same type: NaN is the same as itself.
+    pub(crate) fn same_as(self, other: Value<'_>) -> bool {
+        match (self, other) {
+            (Self::F32(a), Value::F32(b)) => a.to_bits() == b.to_bits(),
+            (Self::F64(a), Value::F64(b)) => a.to_bits() == b.to_bits(),
+            (a, b) => a == b,
+        }
+    }
+
     /// Takes one value of `value_type` off the front of `bytes`; `None` only where the bytes were
     /// not validated.
     pub(crate) fn take(value_type: ValueType, bytes: &mut &'a [u8]) -> Option<Self> {
@@ -151,6 +175,22 @@ impl<'a> Value<'a> {
             }
             ValueType::Array => Self::Array(Array::take(bytes)?),
         })
+    }
+}
+
+/// A text from a file in a message: quoted, escaped, and cut where it is absurdly long.
+pub(crate) struct Shown<'a>(pub(crate) &'a str);
+
+const SHOWN_BYTES_MAX: usize = 160;
+
+impl fmt::Display for Shown<'_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Self(text) = self;
+        if text.len() <= SHOWN_BYTES_MAX {
+            return write!(f, "{text:?}");
+        }
+        let start = &text[..text.floor_char_boundary(SHOWN_BYTES_MAX / 2)];
+        write!(f, "{start:?}… ({} bytes)", text.len())
     }
 }
 
@@ -227,6 +267,20 @@ impl fmt::Debug for Array<'_> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn long_texts_are_cut_in_messages() {
+        assert_eq!(Shown("a\u{1b}").to_string(), "\"a\\u{1b}\"");
+        let long = Shown(&"é".repeat(100)).to_string();
+        assert_eq!(long, format!("\"{}\"… (200 bytes)", "é".repeat(40)));
+    }
+
+    #[test]
+    fn a_value_is_the_same_as_itself() {
+        assert!(Value::F32(f32::NAN).same_as(Value::F32(f32::NAN)));
+        assert!(!Value::F32(0.0).same_as(Value::F32(-0.0)));
+        assert!(!Value::U8(1).same_as(Value::U32(1)));
+    }
 
     #[test]
     fn every_type_id_names_itself() {

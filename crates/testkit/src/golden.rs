@@ -5,7 +5,7 @@ use std::{collections::BTreeMap, fs, path::Path};
 use anyhow::{Context, Result, ensure};
 use serde::Deserialize;
 
-use crate::places::checkout;
+use crate::places::{checkout, whole_zoo};
 
 /// One record. The fields are named as in the JSON file.
 #[derive(Debug, Deserialize)]
@@ -21,6 +21,9 @@ pub struct ZooRecord {
     /// Texts and the ids the reference tokenizer gives them, BOS included where the model adds it.
     #[serde(default)]
     pub tokenize: Vec<TokenizedText>,
+    /// How far runs of the reference are from each other, by what differs between them.
+    #[serde(default)]
+    pub noise: BTreeMap<String, Noise>,
     arrays: BTreeMap<String, Place>,
     #[serde(skip)]
     bytes: Vec<u8>,
@@ -31,6 +34,15 @@ pub struct ZooRecord {
 pub struct TokenizedText {
     pub text: String,
     pub ids: Vec<u32>,
+}
+
+/// Distance of two runs' logits, over all positions.
+#[derive(Clone, Copy, Debug, Deserialize)]
+pub struct Noise {
+    /// Largest |Δlogit|.
+    pub max_abs: f64,
+    /// Mean square of the difference over that of the logits.
+    pub nmse: f64,
 }
 
 #[derive(Debug, Deserialize)]
@@ -57,9 +69,17 @@ impl<T> Array<T> {
 }
 
 impl ZooRecord {
-    /// Reads the record of the zoo model `name`, e.g. `llama.f32`.
+    /// Reads the record of the zoo model `name`, e.g. `llama.f32`: the checkout's, else the one in
+    /// the whole zoo.
     pub fn read(name: &str) -> Result<ZooRecord> {
-        Self::read_in(&checkout().join("tests/zoo/golden"), name)
+        let own = checkout().join("tests/zoo/golden");
+        let is_here = |place: &Path| place.join(format!("{name}.golden.json")).is_file();
+        let whole = whole_zoo().map(|out| [out.with_file_name("variants"), out]);
+        let elsewhere = whole.into_iter().flatten().find(|place| is_here(place));
+        match elsewhere {
+            Some(place) if !is_here(&own) => Self::read_in(&place, name),
+            _ => Self::read_in(&own, name),
+        }
     }
 
     /// Reads the record of the zoo model `name` from `directory`.
@@ -78,6 +98,11 @@ impl ZooRecord {
     /// Names of the arrays it holds.
     pub fn arrays(&self) -> impl Iterator<Item = &str> {
         self.arrays.keys().map(String::as_str)
+    }
+
+    /// Whether it holds the array `name`.
+    pub fn has(&self, name: &str) -> bool {
+        self.arrays.contains_key(name)
     }
 
     /// The f32 array `name`. Errors: there is none, it is of another type, or the file is cut short.

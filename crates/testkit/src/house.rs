@@ -24,7 +24,7 @@ const READY_WITHIN: Duration = Duration::from_secs(120);
 const ENDED_WITHIN: Duration = Duration::from_secs(40);
 
 /// Where Demiurge writes the address it is bound to, below the runtime directory.
-const PORT_FILE: &str = "demiurge.addr";
+const PORT_FILE: &str = "demiurge/demiurge.addr";
 
 /// Executable of the engine.
 pub const ENGINE: &str = "vitriol-engine";

@@ -6,6 +6,7 @@
     reason = "tests print seeds and logs where a failure shows them"
 )]
 
+pub mod gguf_file;
 pub mod golden;
 pub mod house;
 pub mod http;
@@ -14,8 +15,10 @@ pub mod places;
 pub mod process;
 
 mod deadline;
+mod not_run;
 mod seed;
 
 pub use deadline::{eventually, holds_for};
 pub use house::{House, Setup};
+pub use not_run::not_run;
 pub use seed::Seed;

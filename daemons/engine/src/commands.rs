@@ -1,10 +1,13 @@
 //! The command line of `vitriol-engine`.
 
+pub mod check;
 pub mod perplexity;
 pub mod run;
 pub mod serve;
 
+use crate::kv::KvCodecs;
 use clap::{Parser, Subcommand};
+use vitriol_kernels_core::KvCodec;
 
 /// Inference over GGUF models on this machine.
 #[derive(Debug, Parser)]
@@ -20,6 +23,8 @@ pub enum Command {
     Serve(serve::ServeArgs),
     /// Complete a prompt on the command line, greedily unless told otherwise.
     Run(run::RunArgs),
+    /// Say whether the engine can run a model file, without reading its weights; exit 1 if it cannot.
+    Check(check::CheckArgs),
     /// Perplexity of a text, by the protocol of llama.cpp's llama-perplexity.
     Perplexity(perplexity::PerplexityArgs),
 }
@@ -28,10 +33,12 @@ pub enum Command {
 fn load_model(
     file: &std::path::Path,
     asked_threads: u32,
+    context_tokens: usize,
     environment: &vitriol_chassis::Environment,
 ) -> anyhow::Result<crate::load::Loaded> {
     let isa = vitriol_kernels_cpu::Isa::parse(environment.isa.as_deref().unwrap_or("auto"))?;
-    let loaded = crate::load::load(file, threads(asked_threads), isa, &mut |_| {})?;
+    let context = |_: &_, _: &_| context_tokens;
+    let loaded = crate::load::load(file, threads(asked_threads), isa, context, &mut |_| {})?;
     Ok(loaded)
 }
 
@@ -41,4 +48,29 @@ fn threads(asked: u32) -> usize {
         0 => std::thread::available_parallelism().map_or(1, |n| n.get()),
         n => n as usize,
     }
+}
+
+/// How a command encodes KV.
+#[derive(Clone, Copy, Debug, clap::Args)]
+struct KvArgs {
+    /// Encoding of keys: f32, f16, q8_0 or q4_0.
+    #[arg(long, value_name = "CODEC", default_value = "f32", value_parser = kv_codec)]
+    kv_keys: KvCodec,
+    /// Encoding of values: f32, f16, q8_0 or q4_0.
+    #[arg(long, value_name = "CODEC", default_value = "f32", value_parser = kv_codec)]
+    kv_values: KvCodec,
+}
+
+impl KvArgs {
+    fn codecs(self) -> KvCodecs {
+        KvCodecs {
+            keys: self.kv_keys,
+            values: self.kv_values,
+        }
+    }
+}
+
+fn kv_codec(name: &str) -> Result<KvCodec, String> {
+    let names = || KvCodec::ALL.map(KvCodec::name).join(", ");
+    KvCodec::from_name(name).ok_or_else(|| format!("there are: {}", names()))
 }

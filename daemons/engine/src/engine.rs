@@ -1,10 +1,9 @@
 //! The engine as its services see it: model, tokenizer, template and the step thread behind them.
 
 use crate::{
-    forward::KvStores,
-    kv::PAGE_TOKENS,
+    kv::{KvCodecs, PAGE_TOKENS, Window, plan_pages},
     metrics::EngineMetrics,
-    model::Model,
+    model::{KvGroup, Model},
     scheduler::StepBudget,
     step::{StartError, StepLimits, StepThread},
     template::ChatTemplate,
@@ -23,8 +22,9 @@ pub struct EngineLimits {
     pub alias: String,
     /// Context window of a request; 0 = what the model was trained for.
     pub context_tokens: usize,
-    /// Pages of the KV pool, see [`KvStores::pages_within`].
-    pub pages: usize,
+    pub codecs: KvCodecs,
+    /// Pages of each KV group, see [`PagePlan`].
+    pub pages: Vec<usize>,
     pub sequences_max: usize,
     pub queue_max: usize,
     pub budget: StepBudget,
@@ -97,9 +97,9 @@ impl Engine {
         metrics: EngineMetrics,
         heartbeat: Heartbeat,
     ) -> Result<Self, EngineError> {
-        let pages = limits.pages;
-        if pages == 0 {
-            let bytes_min = KvStores::bytes_of_one_page(&model);
+        let pages = limits.pages.clone();
+        if pages.contains(&0) {
+            let bytes_min = bytes_of_one_block(&model, limits.codecs);
             return Err(EngineError::NoPage { bytes_min });
         }
         if let Some(language) = &language {
@@ -109,16 +109,19 @@ impl Engine {
             }
         }
         let trained = model.hyper.context_tokens_trained;
-        if limits.context_tokens == 0 {
-            limits.context_tokens = trained;
-        } else if limits.context_tokens > trained {
+        if limits.context_tokens > trained {
             tracing::warn!(
                 context_tokens = limits.context_tokens,
                 trained,
                 "the context is longer than the model was trained for; answers may degrade"
             );
         }
-        let pool_tokens = pages * PAGE_TOKENS;
+        limits.context_tokens = model.hyper.context_for(limits.context_tokens);
+        let budget = StepBudget {
+            tokens_max: limits.budget.tokens_max.max(limits.sequences_max),
+            prefill_tokens_busy: limits.budget.prefill_tokens_busy.max(1),
+        };
+        let pool_tokens = tokens_within(&model.kv_groups, &pages, budget.tokens_max);
         if limits.context_tokens > pool_tokens {
             tracing::warn!(
                 context_tokens = pool_tokens,
@@ -133,10 +136,8 @@ impl Engine {
         let step_limits = StepLimits {
             sequences_max: limits.sequences_max,
             queue_max: limits.queue_max,
-            budget: StepBudget {
-                tokens_max: limits.budget.tokens_max.max(limits.sequences_max),
-                prefill_tokens_busy: limits.budget.prefill_tokens_busy.max(1),
-            },
+            budget,
+            codecs: limits.codecs,
             pages,
         };
         let step = StepThread::start(
@@ -189,4 +190,44 @@ impl Engine {
             && snapshot.slots.is_empty()
             && snapshot.waiting == 0
     }
+}
+
+/// Memory of the least KV that holds a token: a page in each group.
+fn bytes_of_one_block(model: &Model, codecs: KvCodecs) -> usize {
+    let one = |group: &KvGroup| group.shape(codecs, 1).bytes_committed(1);
+    model.kv_groups.iter().map(one).sum()
+}
+
+/// What the pages of an engine's KV are planned for.
+#[derive(Clone, Copy, Debug)]
+pub struct PagePlan {
+    pub codecs: KvCodecs,
+    /// Most memory.
+    pub kv_bytes: u64,
+    /// Context that is wanted.
+    pub context_tokens: usize,
+    pub sequences_max: usize,
+    pub step_tokens: usize,
+}
+
+impl PagePlan {
+    /// Pages of each of `groups`.
+    pub fn pages(&self, groups: &[KvGroup]) -> Vec<usize> {
+        let windows: Vec<Window> = groups.iter().map(KvGroup::window).collect();
+        let bytes =
+            |group: usize, pages| groups[group].shape(self.codecs, 1).bytes_committed(pages);
+        plan_pages(&windows, self, bytes)
+    }
+
+    /// Tokens of the longest sequence that `pages` of each group hold.
+    pub fn tokens(&self, groups: &[KvGroup], pages: &[usize]) -> usize {
+        tokens_within(groups, pages, self.step_tokens)
+    }
+}
+
+fn tokens_within(groups: &[KvGroup], pages: &[usize], step_tokens: usize) -> usize {
+    let held = groups.iter().zip(pages);
+    let of_group =
+        |(group, &pages): (&KvGroup, &usize)| group.window().tokens_within(pages, step_tokens);
+    held.map(of_group).min().unwrap_or(usize::MAX)
 }

@@ -1,80 +1,95 @@
 //! The forward pass, in the paper's order: embed, every stage's layers, final norm, logits.
 
-use crate::{kv::PAGE_TOKENS, model::Model};
+use crate::{
+    kv::{KvCodecs, NO_PAGE, PAGE_TOKENS},
+    model::{KvGroup, KvLayer, Latent, LayerInputRows, Model, Routed, Tap},
+};
 use vitriol_kernels_cpu::{AttentionRun, KvError, KvPlace, KvStore, RopeAngles};
 
-/// KV of all stages; one page index names the same page in each.
+/// KV of all layers, one store for each of the model's KV groups.
 #[derive(Debug)]
 pub struct KvStores {
-    stages: Vec<KvStore>,
+    groups: Vec<GroupStore>,
+}
+
+#[derive(Debug)]
+struct GroupStore {
+    store: KvStore,
     /// Pages below this index have memory.
     committed: usize,
     pages: usize,
 }
 
 impl KvStores {
-    /// Address space for `pages` pages of every layer; memory comes with [`Self::prepare_page`].
-    pub fn new(model: &Model, pages: usize) -> Result<Self, KvError> {
-        let stages = model
-            .stages
-            .iter()
-            .map(|stage| KvStore::new(model.kv_shape(stage.layers.len(), pages)))
-            .collect::<Result<Vec<_>, _>>()?;
+    /// Address space for `pages` pages of each group; memory comes with [`Self::prepare_page`].
+    pub fn new(model: &Model, codecs: KvCodecs, pages: &[usize]) -> Result<Self, KvError> {
+        let store = |(group, &pages): (&KvGroup, &usize)| {
+            Ok(GroupStore {
+                store: KvStore::new(group.shape(codecs, pages))?,
+                committed: 0,
+                pages,
+            })
+        };
+        let groups = model.kv_groups.iter().zip(pages).map(store);
         Ok(Self {
-            stages,
-            committed: 0,
-            pages,
+            groups: groups.collect::<Result<_, KvError>>()?,
         })
     }
 
-    /// Pages of all layers whose memory stays within `kv_bytes`.
-    pub fn pages_within(model: &Model, kv_bytes: u64) -> usize {
-        model
-            .kv_shape(model.hyper.n_layers, 1)
-            .pages_within(kv_bytes)
-    }
-
-    /// Least `kv_bytes` that holds a page.
-    pub fn bytes_of_one_page(model: &Model) -> usize {
-        model.kv_shape(model.hyper.n_layers, 1).bytes_committed(1)
-    }
-
-    /// Makes a page that was just allocated usable: memory for it, all zero. No kernel of today lets a
-    /// masked key's bytes into a result; codecs whose scales could be NaN will rely on the zeros, and
-    /// nobody's KV lies about in a page of somebody else.
-    pub fn prepare_page(&mut self, page: u32) -> Result<(), KvError> {
+    /// Makes a page that was just allocated usable: memory for it, all zero. No kernel lets a masked key's
+    /// bytes into a result; the zeros keep anybody's KV from lying about in a page of somebody else.
+    pub fn prepare_page(&mut self, group: usize, page: u32) -> Result<(), KvError> {
+        let group = &mut self.groups[group];
         let index = page as usize;
-        assert!(index < self.pages, "page {page} of {}", self.pages);
-        if index >= self.committed {
-            for stage in &mut self.stages {
-                stage.commit(index + 1)?;
-            }
-            self.committed = index + 1;
+        assert!(index < group.pages, "page {page} of {}", group.pages);
+        if index >= group.committed {
+            group.store.commit(index + 1)?;
+            group.committed = index + 1;
         }
-        for stage in &mut self.stages {
-            stage.zero_page(page);
-        }
+        group.store.zero_page(page);
         Ok(())
     }
 
+    /// The store that has a layer's KV.
+    pub fn store_mut(&mut self, layer: KvLayer) -> &mut KvStore {
+        &mut self.groups[layer.group].store
+    }
+
     pub fn bytes_committed(&self) -> usize {
-        self.stages.iter().map(KvStore::bytes_committed).sum()
+        let committed = |group: &GroupStore| group.store.bytes_committed();
+        self.groups.iter().map(committed).sum()
     }
 }
 
-/// The rows of one step: for each its token, position and place in the KV, and the runs of rows
-/// that belong to one sequence.
-#[derive(Debug, Default)]
+/// The rows of one step: for each its token and position, and by KV group its place in the KV and the
+/// runs of rows that belong to one sequence.
+#[derive(Debug)]
 pub struct Batch<'a> {
     pub tokens: Vec<u32>,
     pub positions: Vec<u32>,
-    pub places: Vec<KvPlace>,
-    pub runs: Vec<AttentionRun<'a>>,
+    pub groups: Vec<GroupBatch<'a>>,
     /// Rows whose logits are wanted.
     pub logits_rows: Vec<usize>,
 }
 
+/// A step's rows in one KV group.
+#[derive(Debug, Default)]
+pub struct GroupBatch<'a> {
+    pub places: Vec<KvPlace>,
+    pub runs: Vec<AttentionRun<'a>>,
+}
+
 impl<'a> Batch<'a> {
+    /// An empty batch for a model with this many KV groups.
+    pub fn new(groups: usize) -> Self {
+        Self {
+            tokens: Vec::new(),
+            positions: Vec::new(),
+            groups: (0..groups).map(|_| GroupBatch::default()).collect(),
+            logits_rows: Vec::new(),
+        }
+    }
+
     pub fn len(&self) -> usize {
         self.tokens.len()
     }
@@ -83,25 +98,32 @@ impl<'a> Batch<'a> {
         self.tokens.is_empty()
     }
 
-    /// Adds `tokens` of one sequence at `position..`, whose pages from position 0 on are `pages`.
-    pub fn push_run(&mut self, tokens: &[u32], position: usize, pages: &'a [u32]) {
+    /// Adds `tokens` of one sequence at `position..`; `pages`: by group, its pages from position 0 on,
+    /// [`NO_PAGE`] where a window has passed.
+    pub fn push_run(
+        &mut self,
+        tokens: &[u32],
+        position: usize,
+        pages: impl IntoIterator<Item = &'a [u32]>,
+    ) {
         let first = self.tokens.len();
         self.tokens.extend_from_slice(tokens);
-        for at in position..position + tokens.len() {
-            self.positions.push(at as u32);
-            let page = pages[at / PAGE_TOKENS];
-            self.places.push(KvPlace {
-                page,
-                row: (at % PAGE_TOKENS) as u32,
+        let positions = position..position + tokens.len();
+        self.positions.extend(positions.clone().map(|at| at as u32));
+        for (group, pages) in self.groups.iter_mut().zip(pages) {
+            for at in positions.clone() {
+                let page = pages[at / PAGE_TOKENS];
+                debug_assert_ne!(page, NO_PAGE, "a row's own page is held");
+                let row = (at % PAGE_TOKENS) as u32;
+                group.places.push(KvPlace { page, row });
+            }
+            group.runs.push(AttentionRun {
+                first,
+                n: tokens.len(),
+                position: position as u32,
+                pages,
             });
         }
-        let position = position as u32;
-        self.runs.push(AttentionRun {
-            first,
-            n: tokens.len(),
-            position,
-            pages,
-        });
     }
 
     /// The last row added gives logits.
@@ -111,6 +133,7 @@ impl<'a> Batch<'a> {
 }
 
 /// Intermediate results of a step, allocated once for the largest batch and reused; row-major f32.
+/// Widths are those of the widest layer; a narrower one uses the beginning.
 #[derive(Debug)]
 pub struct Activations {
     /// (n, d_model): the residual stream.
@@ -121,19 +144,25 @@ pub struct Activations {
     pub q: Vec<f32>,
     /// (n, n_kv_heads · head_dim)
     pub k: Vec<f32>,
-    /// (n, n_kv_heads · head_dim)
+    /// (n, n_kv_heads · value_dim)
     pub v: Vec<f32>,
-    /// (n, n_heads · head_dim)
+    /// (n, n_heads · value_dim)
     pub attended: Vec<f32>,
     /// (n, d_ff)
     pub gate: Vec<f32>,
     /// (n, d_ff)
     pub up: Vec<f32>,
-    /// (n, d_ff): silu(gate) · up
+    /// (n, d_ff): activation(gate) · up
     pub hidden: Vec<f32>,
     /// (n, d_model): what a block adds to `x`.
     pub delta: Vec<f32>,
-    pub angles: RopeAngles,
+    /// (n, d_model): what a network beside the experts adds.
+    pub beside: Vec<f32>,
+    pub routed: Routed,
+    pub latent: Latent,
+    pub layer_inputs: LayerInputRows,
+    /// By rotation.
+    pub angles: Vec<RopeAngles>,
     /// (rows wanted, d_model)
     last: Vec<f32>,
     /// (rows wanted, vocab)
@@ -155,7 +184,11 @@ impl Activations {
             up: empty(),
             hidden: empty(),
             delta: empty(),
-            angles: model.rope.empty_angles(),
+            beside: empty(),
+            routed: Routed::default(),
+            latent: Latent::default(),
+            layer_inputs: LayerInputRows::default(),
+            angles: model.ropes.iter().map(|rope| rope.empty_angles()).collect(),
             last: empty(),
             logits: empty(),
         }
@@ -163,15 +196,20 @@ impl Activations {
 
     fn resize(&mut self, model: &Model, n: usize, n_logits: usize) {
         let h = &model.hyper;
+        let q = h.widest(|layer| h.n_heads * layer.head_dim);
+        let k = h.widest(|layer| layer.n_kv_heads * layer.head_dim);
+        let v = h.widest(|layer| layer.n_kv_heads * layer.value_dim);
+        let attended = h.widest(|layer| h.n_heads * layer.value_dim);
+        let ff = model.widest_ffn();
         self.x.resize(n * h.d_model, 0.0);
         self.normed.resize(n * h.d_model, 0.0);
-        self.q.resize(n * h.n_heads * h.head_dim, 0.0);
-        self.k.resize(n * h.n_kv_heads * h.head_dim, 0.0);
-        self.v.resize(n * h.n_kv_heads * h.head_dim, 0.0);
-        self.attended.resize(n * h.n_heads * h.head_dim, 0.0);
-        self.gate.resize(n * h.d_ff, 0.0);
-        self.up.resize(n * h.d_ff, 0.0);
-        self.hidden.resize(n * h.d_ff, 0.0);
+        self.q.resize(n * q, 0.0);
+        self.k.resize(n * k, 0.0);
+        self.v.resize(n * v, 0.0);
+        self.attended.resize(n * attended, 0.0);
+        self.gate.resize(n * ff, 0.0);
+        self.up.resize(n * ff, 0.0);
+        self.hidden.resize(n * ff, 0.0);
         self.delta.resize(n * h.d_model, 0.0);
         self.last.resize(n_logits * h.d_model, 0.0);
         self.logits.resize(n_logits * h.vocab, 0.0);
@@ -186,16 +224,36 @@ pub fn forward<'a>(
     kv: &mut KvStores,
     act: &'a mut Activations,
 ) -> &'a [f32] {
-    let (device, d_model) = (&model.device, model.hyper.d_model);
+    forward_tapped(model, batch, kv, act, &mut ())
+}
+
+/// As [`forward`], with somebody listening.
+pub fn forward_tapped<'a>(
+    model: &Model,
+    batch: &Batch<'_>,
+    kv: &mut KvStores,
+    act: &'a mut Activations,
+    tap: &mut dyn Tap,
+) -> &'a [f32] {
+    let (device, hyper) = (&model.device, &model.hyper);
+    let d_model = hyper.d_model;
     act.resize(model, batch.len(), batch.logits_rows.len());
 
     for (row, &token) in act.x.chunks_exact_mut(d_model).zip(&batch.tokens) {
         model.token_embd.dequantise_row(token as usize, row);
     }
-    model.rope.angles(&batch.positions, &mut act.angles);
-    for (stage, kv) in model.stages.iter().zip(&mut kv.stages) {
-        for (layer, weights) in stage.layers.iter().enumerate() {
-            weights.forward(model, layer, batch, kv, act);
+    if hyper.embedding_scale != 1.0 {
+        device.scale(&mut act.x, hyper.embedding_scale);
+    }
+    if let Some(inputs) = &model.layer_inputs {
+        inputs.prepare(model, &batch.tokens, act);
+    }
+    for (rope, angles) in model.ropes.iter().zip(&mut act.angles) {
+        rope.angles(&batch.positions, angles);
+    }
+    for stage in &model.stages {
+        for (layer, weights) in (stage.first..).zip(&stage.layers) {
+            weights.forward(model, layer, batch, kv, act, tap);
         }
     }
 
@@ -204,17 +262,17 @@ pub fn forward<'a>(
     }
     let n = batch.logits_rows.len();
     if n > 0 {
-        act.normed.resize(n * d_model, 0.0);
-        let eps = model.hyper.rms_eps;
-        device.rms_norm(
-            &act.last,
-            &model.output_norm,
-            eps,
-            n,
-            d_model,
-            &mut act.normed,
-        );
-        device.matmul(model.output_matrix(), &act.normed, n, &mut act.logits);
+        let normed = &mut act.normed;
+        normed.resize(n * d_model, 0.0);
+        let eps = hyper.rms_eps;
+        device.rms_norm(&act.last, &model.output_norm, eps, n, d_model, normed);
+        device.matmul(model.output_matrix(), normed, n, &mut act.logits);
+        if hyper.logit_scale != 1.0 {
+            device.scale(&mut act.logits, hyper.logit_scale);
+        }
+        if let Some(cap) = hyper.logit_cap {
+            device.softcap(&mut act.logits, cap);
+        }
     }
     &act.logits
 }

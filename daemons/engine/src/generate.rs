@@ -2,6 +2,7 @@
 
 use crate::{
     engine::Engine,
+    kv::PromptBlocks,
     sampler::Sampling,
     sequence::{
         EndReason, EventKind, EventSink, NewSequence, SequenceControl, SequenceEvent, SequenceId,
@@ -39,12 +40,12 @@ impl Engine {
         self.step.submit(NewSequence {
             id: SequenceId(id),
             session_id: "".into(),
+            blocks: PromptBlocks::new(&self.model.identity, b"", &request.prompt),
             prompt: request.prompt,
             tokens_max: request.tokens_max,
             sampling: request.sampling,
             ignore_eog: request.ignore_eog,
             window_tokens: u64::MAX,
-            cache_salt: Vec::new(),
             control: Arc::clone(&control),
             sink: EventSink { id, channel },
             submitted_at: Instant::now(),

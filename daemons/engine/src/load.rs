@@ -4,7 +4,7 @@ use crate::{
     engine::{Engine, EngineError, EngineLimits, Language},
     generate::GenerationRequest,
     metrics::EngineMetrics,
-    model::{LoadProgress, Model, ModelError},
+    model::{Hyperparameters, KvGroup, LoadProgress, Model, ModelError, group_layers},
     sampler::Sampling,
     template::{ChatTemplate, TemplateError},
 };
@@ -41,11 +41,13 @@ pub struct Loaded {
     pub chat_template: String,
 }
 
-/// Opens `file` and reads its weights for `threads` threads and `isa` (`None`: the best there is).
+/// Opens `file` and reads its weights for `threads` threads and `isa` (`None`: the best there is), for the
+/// context that `context_tokens` chooses; 0 stands for the one the model was trained for.
 pub fn load(
     file: &Path,
     threads: usize,
     isa: Option<Isa>,
+    context_tokens: impl FnOnce(&Hyperparameters, &[KvGroup]) -> usize,
     progress: &mut dyn FnMut(LoadProgress),
 ) -> Result<Loaded, LoadError> {
     let gguf = Gguf::open(file)?;
@@ -57,7 +59,10 @@ pub fn load(
         .get_str("tokenizer.chat_template")?
         .unwrap_or_default()
         .to_owned();
-    let model = Arc::new(Model::load(&gguf, device, progress)?);
+    let hyper = Hyperparameters::read(&gguf, 0)?;
+    let (groups, _) = group_layers(&hyper.layers);
+    let context_tokens = context_tokens(&hyper, &groups);
+    let model = Arc::new(Model::load(&gguf, device, context_tokens, progress)?);
     Ok(Loaded {
         model,
         language,

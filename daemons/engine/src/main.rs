@@ -2,7 +2,7 @@
 
 use std::process::ExitCode;
 use vitriol_chassis as chassis;
-use vitriol_engine::commands::{Args, Command, perplexity, run, serve};
+use vitriol_engine::commands::{Args, Command, check, perplexity, run, serve};
 
 fn main() -> ExitCode {
     chassis::main("vitriol-engine", |environment| {
@@ -10,6 +10,7 @@ fn main() -> ExitCode {
         match args.command {
             Command::Serve(args) => serve::serve(args, &environment),
             Command::Run(args) => run::run(args, &environment),
+            Command::Check(args) => check::run(&args, &environment),
             Command::Perplexity(args) => perplexity::run(args, &environment),
         }
     })

@@ -98,15 +98,16 @@ impl EngineMetrics {
         );
         to.register(
             "kv_pages_held",
-            "KV pages held by sequences",
+            "KV pages held by sequences, all KV groups together",
             self.pages_held.clone(),
         );
         to.register(
             "kv_pages_cached",
-            "KV pages kept for reuse",
+            "KV pages kept for reuse, all KV groups together",
             self.pages_cached.clone(),
         );
-        to.register("kv_pages", "KV pages in all", self.pages_all.clone());
+        let pages = "KV pages, all KV groups together";
+        to.register("kv_pages", pages, self.pages_all.clone());
         to.register(
             "kv_committed_bytes",
             "Memory the KV pool has taken",

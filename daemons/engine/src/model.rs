@@ -1,19 +1,35 @@
 //! A model's weights and the numbers that shape it, ready to compute.
 
 mod architecture;
+mod attention;
 mod decoder;
+mod experts;
+mod feed_forward;
 mod hyperparameters;
+mod keys;
+mod kv_group;
+mod layer_inputs;
+mod mla;
+mod rope;
+mod routing;
+mod tap;
 mod weights;
 
 pub use architecture::Architecture;
 pub use decoder::DecoderLayer;
-pub use hyperparameters::Hyperparameters;
-pub use weights::LoadProgress;
+pub use experts::Routed;
+pub use hyperparameters::{Hyperparameters, LayerShape};
+pub use kv_group::{KvGroup, KvLayer, group_layers};
+pub use layer_inputs::{LayerInputRows, LayerInputs};
+pub use mla::Latent;
+pub use tap::Tap;
+pub use weights::{LoadProgress, Totals};
 
-use crate::kv::PAGE_TOKENS;
+use crate::kv::{KvCodecs, PAGE_TOKENS};
+use rope::{FACTORS_LONG, FACTORS_SHORT};
 use std::{path::PathBuf, sync::Arc};
 use vitriol_gguf::{Gguf, GgufError};
-use vitriol_kernels_cpu::{Cpu, KvShape, PackError, PanelMatrix, RopeTable};
+use vitriol_kernels_cpu::{Cpu, PackError, PanelMatrix, RopeTable};
 use weights::TensorSource;
 
 /// Why a file cannot be run.
@@ -68,9 +84,11 @@ pub enum ModelError {
 }
 
 /// A contiguous range of layers on one device with its own weights (its KV is in
-/// [`crate::forward::KvStores`], by the same index). Hidden states cross stage borders, nothing else.
+/// [`crate::forward::KvStores`], by KV group). Hidden states cross stage borders, nothing else.
 #[derive(Debug)]
 pub struct Stage {
+    /// Index of its first layer in the model.
+    pub first: usize,
     pub layers: Vec<DecoderLayer>,
 }
 
@@ -80,95 +98,137 @@ pub struct Model {
     pub hyper: Hyperparameters,
     /// (vocab, d_model)
     pub token_embd: PanelMatrix,
+    pub layer_inputs: Option<LayerInputs>,
     pub stages: Vec<Stage>,
     /// (d_model)
     pub output_norm: Vec<f32>,
     /// (vocab, d_model); `None`: tied to `token_embd`.
     pub output: Option<PanelMatrix>,
-    pub rope: RopeTable,
-    /// What names this model's KV: digest of all metadata and tensor descriptions, and of the weights'
-    /// first and last bytes.
+    /// By [`LayerShape::rope`].
+    pub ropes: Vec<RopeTable>,
+    /// Layers that keep the same tokens' KV share pages; full attention first.
+    pub kv_groups: Vec<KvGroup>,
+    /// Where each layer's KV is.
+    pub kv_layers: Vec<KvLayer>,
+    /// What names this model's KV: digest of all metadata and tensor descriptions, of the weights'
+    /// first and last bytes, and of the rotation chosen.
     pub identity: [u8; 32],
-    pub parameters: u64,
+    pub totals: Totals,
     pub device: Arc<Cpu>,
 }
 
+/// What a model file would be in memory.
+#[derive(Clone, Debug)]
+pub struct ModelCheck {
+    pub hyper: Hyperparameters,
+    pub kv_groups: Vec<KvGroup>,
+    pub totals: Totals,
+}
+
 impl Model {
-    /// Reads and repacks all weights of `gguf` for `device`, telling `progress` how far it is.
+    /// Reads and repacks all weights of `gguf` for `device` and a context of `context_tokens` (0: as
+    /// trained), telling `progress` how far it is.
     /// Every tensor of the file must be used: one that is not would mean a model computed wrongly.
     pub fn load(
         gguf: &Gguf,
         device: Arc<Cpu>,
+        context_tokens: usize,
         progress: &mut dyn FnMut(LoadProgress),
     ) -> Result<Self, ModelError> {
-        let hyper = Hyperparameters::read(gguf)?;
-        let mut source = TensorSource::new(gguf, progress);
+        let source = TensorSource::new(gguf, progress);
+        let model = Self::read(gguf, device, context_tokens, source)?;
+        gguf.advise_dont_need();
+        Ok(model)
+    }
+
+    /// Whether [`load`](Self::load) would take `gguf`, and what it would make of it: all
+    /// hyperparameters and tensors are checked, and no weights are repacked.
+    pub fn check(
+        gguf: &Gguf,
+        device: Arc<Cpu>,
+        context_tokens: usize,
+    ) -> Result<ModelCheck, ModelError> {
+        let mut silent = |_| {};
+        let source = TensorSource::to_check(gguf, &mut silent);
+        let model = Self::read(gguf, device, context_tokens, source)?;
+        Ok(ModelCheck {
+            hyper: model.hyper,
+            kv_groups: model.kv_groups,
+            totals: model.totals,
+        })
+    }
+
+    fn read(
+        gguf: &Gguf,
+        device: Arc<Cpu>,
+        context_tokens: usize,
+        mut source: TensorSource<'_>,
+    ) -> Result<Self, ModelError> {
+        let hyper = Hyperparameters::read(gguf, context_tokens)?;
         let (d_model, vocab) = (hyper.d_model, hyper.vocab);
 
         let token_embd = source.matrix("token_embd.weight", vocab, d_model)?;
+        let layer_inputs = match hyper.d_layer_input {
+            Some(width) => Some(LayerInputs::load(&mut source, &hyper, width)?),
+            None => None,
+        };
         let output_norm = source.vector("output_norm.weight", d_model)?;
         let output = match source.has("output.weight") {
             true => Some(source.matrix("output.weight", vocab, d_model)?),
             false => None,
         };
-        let freq_factors = match source.has("rope_freqs.weight") {
-            true => Some(source.vector("rope_freqs.weight", hyper.n_rot / 2)?),
-            false => None,
-        };
-        let layers = (0..hyper.n_layers)
+        let style = hyper.architecture.traits().rope;
+        let mut ropes = Vec::new();
+        for spec in &hyper.ropes {
+            let factors = match spec.factors {
+                Some(name) => Some(source.vector(name, spec.n_rot / 2)?),
+                None => None,
+            };
+            ropes.push(spec.table(style, factors.as_deref()));
+        }
+        match hyper.ropes.first().and_then(|full| full.factors) {
+            Some(FACTORS_LONG) => source.leave(FACTORS_SHORT),
+            Some(FACTORS_SHORT) => source.leave(FACTORS_LONG),
+            _ => {}
+        }
+        let layers = (0..hyper.layers.len())
             .map(|index| DecoderLayer::load(&mut source, &hyper, index))
             .collect::<Result<Vec<_>, _>>()?;
-        let parameters = source.finish()?;
+        // Blocks that predict tokens further on: nothing asks for them yet.
+        for index in hyper.layers.len()..hyper.layers.len() + hyper.n_next_layers {
+            source.leave_block(index);
+        }
+        let totals = source.finish()?;
 
-        let rope = RopeTable::new(
-            hyper.architecture.rope_style(),
-            hyper.n_rot,
-            hyper.rope_freq_base,
-            hyper.rope_freq_scale,
-            freq_factors.as_deref(),
-        );
         // Before the pages are given back: it reads some of them.
-        let identity = identity(gguf);
-        gguf.advise_dont_need();
+        let identity = identity(gguf, &hyper);
+        let (kv_groups, kv_layers) = group_layers(&hyper.layers);
         Ok(Self {
             token_embd,
-            stages: vec![Stage { layers }],
+            layer_inputs,
+            stages: vec![Stage { first: 0, layers }],
             output_norm,
             output,
-            rope,
+            ropes,
+            kv_groups,
+            kv_layers,
             identity,
-            parameters,
+            totals,
             device,
             hyper,
         })
     }
 
-    /// Bytes of all weights as they lie in memory.
-    pub fn weights_bytes(&self) -> usize {
-        let layers = self
-            .stages
-            .iter()
-            .flat_map(|s| &s.layers)
-            .map(DecoderLayer::bytes);
-        self.token_embd.bytes()
-            + self.output.as_ref().map_or(0, PanelMatrix::bytes)
-            + self.output_norm.len() * 4
-            + layers.sum::<usize>()
+    /// KV bytes one token takes in all layers that see it, both sides, as the stores lay it out.
+    pub fn kv_bytes_per_token(&self, codecs: KvCodecs) -> usize {
+        let of_group = |group: &KvGroup| group.shape(codecs, 1).bytes_per_page() / PAGE_TOKENS;
+        self.kv_groups.iter().map(of_group).sum()
     }
 
-    /// KV bytes one token takes in all layers, both sides, as the store lays it out.
-    pub fn kv_bytes_per_token(&self) -> usize {
-        self.kv_shape(self.hyper.n_layers, 1).bytes_per_page() / PAGE_TOKENS
-    }
-
-    /// Shape of the KV of `n_layers` of its layers with room for `pages`.
-    pub fn kv_shape(&self, n_layers: usize, pages: usize) -> KvShape {
-        KvShape {
-            n_layers,
-            n_kv_heads: self.hyper.n_kv_heads,
-            head_dim: self.hyper.head_dim,
-            pages,
-        }
+    /// Inner width of the widest dense feed-forward network.
+    pub fn widest_ffn(&self) -> usize {
+        let layers = self.stages.iter().flat_map(|stage| &stage.layers);
+        layers.map(DecoderLayer::ffn_width).max().unwrap_or(0)
     }
 
     /// (vocab, d_model), the matrix that gives logits.
@@ -177,17 +237,19 @@ impl Model {
     }
 }
 
-fn identity(gguf: &Gguf) -> [u8; 32] {
-    let data_bytes: u64 = gguf.tensors().map(|t| t.bytes.len() as u64).sum();
-    let bytes = gguf.bytes();
-    let header = bytes.len() - (data_bytes as usize).min(bytes.len());
+fn identity(gguf: &Gguf, hyper: &Hyperparameters) -> [u8; 32] {
     let mut hasher = blake3::Hasher::new_derive_key("vitriol 2026 model identity v1");
-    hasher.update(&(bytes.len() as u64).to_le_bytes());
-    hasher.update(&bytes[..header]);
-    for tensor in gguf.tensors() {
-        let n = tensor.bytes.len().min(256);
-        hasher.update(&tensor.bytes[..n]);
-        hasher.update(&tensor.bytes[tensor.bytes.len() - n..]);
+    for part in gguf.parts() {
+        hasher.update(&(part.bytes().len() as u64).to_le_bytes());
+        hasher.update(part.header());
+        for tensor in part.tensors() {
+            let n = tensor.bytes.len().min(256);
+            hasher.update(&tensor.bytes[..n]);
+            hasher.update(&tensor.bytes[tensor.bytes.len() - n..]);
+        }
+    }
+    for rope in &hyper.ropes {
+        hasher.update(rope.factors.unwrap_or_default().as_bytes());
     }
     *hasher.finalize().as_bytes()
 }

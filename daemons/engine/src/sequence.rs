@@ -1,6 +1,6 @@
 //! A request as the step thread knows it, and what its owner hears of it.
 
-use crate::sampler::Sampling;
+use crate::{kv::PromptBlocks, sampler::Sampling};
 use std::{
     sync::{
         Arc,
@@ -55,8 +55,7 @@ pub struct NewSequence {
     pub ignore_eog: bool,
     /// Tokens sent but not taken at which the sequence pauses.
     pub window_tokens: u64,
-    /// Keeps this sequence's blocks apart from those of others; empty = shared.
-    pub cache_salt: Vec<u8>,
+    pub blocks: PromptBlocks,
     pub control: Arc<SequenceControl>,
     pub sink: EventSink,
     pub submitted_at: Instant,

@@ -3,6 +3,7 @@
 use crate::{
     answer::Answer,
     engine::Engine,
+    kv::PromptBlocks,
     request::{Prepared, Refusal, prepare},
     sequence::{EventSink, NewSequence, SequenceControl, SequenceEvent, SequenceId},
     step::SubmitError,
@@ -198,7 +199,7 @@ impl Session {
         };
         let id = SequenceId(self.engine.next_sequence());
         let prompt_tokens = prepared.prompt.len();
-        let cache_salt = match (
+        let salt = match (
             self.engine.limits.share_prefixes,
             live.session_id.is_empty(),
         ) {
@@ -206,6 +207,8 @@ impl Session {
             (false, true) => id.0.to_le_bytes().to_vec(),
             (false, false) => live.session_id.as_bytes().to_vec(),
         };
+        let identity = &self.engine.model.identity;
+        let blocks = PromptBlocks::new(identity, &salt, &prepared.prompt);
         let submitted = self.engine.step.submit(NewSequence {
             id,
             session_id: Arc::clone(&live.session_id),
@@ -214,7 +217,7 @@ impl Session {
             sampling: prepared.sampling,
             ignore_eog: prepared.ignore_eog,
             window_tokens: prepared.window_tokens,
-            cache_salt,
+            blocks,
             control: Arc::clone(&live.control),
             sink: self.sink.clone(),
             submitted_at: live.submitted_at,

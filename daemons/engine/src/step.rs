@@ -16,12 +16,12 @@ mod snapshot;
 pub use snapshot::{SlotSnapshot, SlotState, Snapshot, SnapshotCell};
 
 use crate::{
-    forward::{Activations, Batch, KvStores, forward},
-    kv::{BlockKeys, BlockTable, PAGE_TOKENS, PagePool},
+    forward::{Activations, Batch, KvStores, forward_tapped},
+    kv::{BlockTables, GroupPools, KvCodecs, PAGE_TOKENS},
     metrics::EngineMetrics,
-    model::Model,
+    model::{KvGroup, Model, Tap},
     sampler::Sampler,
-    scheduler::{Share, StepBudget, decide_admission, plan_step},
+    scheduler::{Share, StepBudget, plan_step},
     sequence::{EndReason, EventKind, NewSequence},
 };
 use outbox::Outbox;
@@ -46,15 +46,16 @@ const IDLE_ROUND: Duration = Duration::from_millis(500);
 const SINK_RETRY: Duration = Duration::from_millis(5);
 
 /// What bounds the loop.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Debug)]
 pub struct StepLimits {
     /// Sequences that run at once.
     pub sequences_max: usize,
     /// Requests that may wait for a slot.
     pub queue_max: usize,
     pub budget: StepBudget,
-    /// Pages of the KV pool.
-    pub pages: usize,
+    pub codecs: KvCodecs,
+    /// Pages of each KV group.
+    pub pages: Vec<usize>,
 }
 
 /// Why a sequence was not taken.
@@ -92,19 +93,21 @@ impl StepThread {
         metrics: EngineMetrics,
         heartbeat: Heartbeat,
     ) -> Result<Self, StartError> {
-        let kv = KvStores::new(&model, limits.pages)?;
+        let kv = KvStores::new(&model, limits.codecs, &limits.pages)?;
         let (inbox, submitted) = sync_channel(limits.queue_max.max(1));
         let shared = Arc::new(Shared {
             stop: AtomicBool::new(false),
             waiting: AtomicUsize::new(0),
             queue_max: limits.queue_max.max(1),
-            snapshot: SnapshotCell::new(limits.sequences_max, limits.pages),
+            snapshot: SnapshotCell::new(limits.sequences_max, limits.pages.iter().sum()),
         });
         let for_loop = Arc::clone(&shared);
         let thread = thread::Builder::new()
             .name("step".to_owned())
             .spawn(move || {
-                let pool = PagePool::new(limits.pages as u32);
+                let windows = model.kv_groups.iter().map(KvGroup::window);
+                let groups: Vec<_> = windows.zip(limits.pages.iter().copied()).collect();
+                let pools = GroupPools::new(&groups, limits.budget.tokens_max);
                 let step_loop = StepLoop {
                     act: Activations::new(&model),
                     model,
@@ -115,7 +118,7 @@ impl StepThread {
                     heartbeat,
                     shared: for_loop,
                     submitted,
-                    pool,
+                    pools,
                     waiting: VecDeque::new(),
                     running: Vec::new(),
                     outbox: Outbox::default(),
@@ -207,7 +210,7 @@ struct StepLoop {
     heartbeat: Heartbeat,
     shared: Arc<Shared>,
     submitted: Receiver<NewSequence>,
-    pool: PagePool,
+    pools: GroupPools,
     waiting: VecDeque<NewSequence>,
     running: Vec<Running>,
     outbox: Outbox,
@@ -275,26 +278,23 @@ impl StepLoop {
             let Some(next) = self.waiting.front() else {
                 break;
             };
-            let keys = BlockKeys::new(&self.model.identity, &next.cache_salt);
             let tokens_max = next.prompt.len() + next.tokens_max;
-            let demand = BlockTable::demand(&self.pool, &keys, &next.prompt, tokens_max);
-            let promised = self.running.iter().map(Running::pages_promised).sum();
-            if !decide_admission(demand, self.pool.available(), promised) {
-                break;
-            }
-            let Some(next) = self.waiting.pop_front() else {
+            let growth = self.running.iter().map(Running::growth);
+            let Some(prefix) = self.pools.admit(&next.blocks.chain, tokens_max, growth) else {
                 break;
             };
-            let (table, tokens_cached) =
-                BlockTable::with_cached_prefix(&self.pool, keys, &next.prompt);
+            let Some(new) = self.waiting.pop_front() else {
+                break;
+            };
+            let (tables, tokens_cached) =
+                BlockTables::with_prefix(&self.pools, new.blocks.keys, &new.blocks.chain[..prefix]);
             self.metrics
                 .prompt_tokens_cached
                 .inc_by(tokens_cached as u64);
-            self.outbox
-                .push(&next, EventKind::Started { tokens_cached });
+            self.outbox.push(&new, EventKind::Started { tokens_cached });
             let slot = free_slot(&self.running);
             self.running
-                .push(Running::new(next, slot, table, tokens_cached));
+                .push(Running::new(new, slot, tables, tokens_cached));
         }
         self.running.len() - before
     }
@@ -304,7 +304,7 @@ impl StepLoop {
         let phases: Vec<_> = self.running.iter().map(Running::phase).collect();
         let mut plan = plan_step(&phases, self.limits.budget, self.turn);
         self.turn += 1;
-        self.pool.tick();
+        self.pools.tick();
         plan.retain(|share| self.make_room(*share));
         if plan.is_empty() {
             self.running.retain(|r| r.ended.is_none());
@@ -312,17 +312,18 @@ impl StepLoop {
         }
 
         let started = Instant::now();
-        let mut batch = Batch::default();
+        let mut batch = Batch::new(self.model.kv_groups.len());
         for share in &plan {
             let running = &self.running[share.sequence];
             let tokens = running.tokens_to_compute(share.tokens);
-            batch.push_run(tokens, running.computed, running.table.pages());
+            batch.push_run(tokens, running.computed, running.tables.pages());
             if running.computed + share.tokens == running.tokens.len() {
                 batch.want_logits();
             }
         }
         let (tokens, answers) = (batch.len(), batch.logits_rows.len());
-        let logits = forward(&self.model, &batch, &mut self.kv, &mut self.act);
+        let mut pulse = Pulse(&self.heartbeat);
+        let logits = forward_tapped(&self.model, &batch, &mut self.kv, &mut self.act, &mut pulse);
 
         let mut rows = logits.chunks_exact(self.model.hyper.vocab);
         for share in &plan {
@@ -354,12 +355,15 @@ impl StepLoop {
     fn make_room(&mut self, share: Share) -> bool {
         let running = &mut self.running[share.sequence];
         let needed = (running.computed + share.tokens).div_ceil(PAGE_TOKENS);
-        while running.table.pages().len() < needed {
-            let prepared = match running.table.grow(&self.pool) {
-                Some(page) => self.kv.prepare_page(page).map_err(|e| e.to_string()),
-                None => Err("every page is held".to_owned()),
-            };
-            if let Err(cause) = prepared {
+        while running.tables.blocks() < needed {
+            let grown = running
+                .tables
+                .grow(&self.pools, |group, page| self.kv.prepare_page(group, page));
+            if let Err(refusal) = grown {
+                let cause = match refusal {
+                    Some(error) => error.to_string(),
+                    None => "every page is held".to_owned(),
+                };
                 tracing::error!(cause, "no KV memory for a sequence; it ends");
                 running.ended = Some(EndReason::OutOfMemory);
                 let reason = EndReason::OutOfMemory;
@@ -371,7 +375,7 @@ impl StepLoop {
     }
 
     fn publish(&mut self) {
-        let usage = self.pool.usage();
+        let usage = self.pools.usage();
         self.metrics.observe_pool(usage, self.kv.bytes_committed());
         self.metrics
             .sequences_running
@@ -382,6 +386,16 @@ impl StepLoop {
         self.shared
             .snapshot
             .write(usage, self.running.iter().map(Running::snapshot));
+    }
+}
+
+/// Shows after every layer that the thread lives: a step over a long prompt may take longer than the
+/// watchdog waits.
+struct Pulse<'a>(&'a Heartbeat);
+
+impl Tap for Pulse<'_> {
+    fn layer_output(&mut self, _layer: usize, _hidden: &[f32], _rows: usize) {
+        self.0.beat();
     }
 }
 

@@ -14,6 +14,7 @@ use tonic::Status;
 use vitriol_chassis::Heartbeat;
 use vitriol_engine::{
     engine::{Engine, EngineLimits},
+    kv::KvCodecs,
     load::{load, start},
     metrics::EngineMetrics,
     scheduler::StepBudget,
@@ -35,11 +36,19 @@ fn engine() -> Arc<Engine> {
 }
 
 fn started() -> Arc<Engine> {
-    let loaded = load(&places::default_model().unwrap(), 2, None, &mut |_| {}).unwrap();
+    let loaded = load(
+        &places::default_model().unwrap(),
+        2,
+        None,
+        |_, _| 0,
+        &mut |_| {},
+    )
+    .unwrap();
     let limits = EngineLimits {
         alias: "smol".to_owned(),
         context_tokens: 1024,
-        pages: 85,
+        codecs: KvCodecs::F32,
+        pages: vec![85],
         sequences_max: 8,
         queue_max: 32,
         budget: StepBudget {
@@ -66,12 +75,14 @@ fn small_engine() -> Arc<Engine> {
         &places::zoo_model("llama.f32").unwrap(),
         1,
         None,
+        |_, _| 0,
         &mut |_| {},
     )
     .unwrap();
     let limits = EngineLimits {
         alias: "zoo".to_owned(),
-        pages: 64,
+        codecs: KvCodecs::F32,
+        pages: vec![64],
         ..engine().limits.clone()
     };
     Arc::new(

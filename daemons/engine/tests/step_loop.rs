@@ -12,6 +12,7 @@ use vitriol_chassis::Heartbeat;
 use vitriol_engine::{
     engine::{Engine, EngineLimits},
     generate::{Generation, GenerationRequest},
+    kv::{KvCodecs, PromptBlocks},
     load::{Loaded, load},
     metrics::EngineMetrics,
     sampler::Sampling,
@@ -27,7 +28,8 @@ fn limits(pages: usize) -> EngineLimits {
     EngineLimits {
         alias: "zoo".to_owned(),
         context_tokens: 0,
-        pages,
+        codecs: KvCodecs::F32,
+        pages: vec![pages],
         sequences_max: 16,
         queue_max: 64,
         budget: StepBudget {
@@ -46,6 +48,7 @@ fn loaded() -> Loaded {
             &places::zoo_model("llama.f32").unwrap(),
             2,
             None,
+            |_, _| 0,
             &mut |_| {},
         )
         .unwrap()
@@ -194,12 +197,12 @@ fn a_slow_reader_pauses_only_itself() {
         .submit(NewSequence {
             id: SequenceId(u64::MAX),
             session_id: "slow".into(),
+            blocks: PromptBlocks::new(&engine.model.identity, b"", &slow.prompt),
             prompt: slow.prompt,
             tokens_max: slow.tokens_max,
             sampling: slow.sampling,
             ignore_eog: true,
             window_tokens: 4,
-            cache_salt: Vec::new(),
             control: Arc::clone(&control),
             sink: EventSink {
                 id: u64::MAX,
@@ -287,7 +290,14 @@ fn a_short_prompt_does_not_wait_for_a_long_one() {
 
 #[test]
 fn a_tokenizer_with_more_tokens_than_the_embedding_has_rows_is_refused() {
-    let other = load(&places::default_model().unwrap(), 1, None, &mut |_| {}).unwrap();
+    let other = load(
+        &places::default_model().unwrap(),
+        1,
+        None,
+        |_, _| 0,
+        &mut |_| {},
+    )
+    .unwrap();
     let error = Engine::start(
         loaded().model,
         other.language,

@@ -1,8 +1,9 @@
 //! What a kernel has to compute, on whatever device: tensor types and their block formats, half
-//! precision conversions, an f64-accumulating reference of every op, and how far a kernel may stay
-//! from it. No device code and no unsafe.
+//! precision conversions, codecs of the key/value cache, an f64-accumulating reference of every op,
+//! and how far a kernel may stay from it. No device code and no unsafe.
 
 pub mod half;
+pub mod kv;
 pub mod reference;
 mod tensor_type;
 pub mod tolerance;
@@ -10,4 +11,5 @@ pub mod tolerance;
 mod dequantise;
 
 pub use dequantise::{DequantiseError, dequantise_row};
+pub use kv::{KvCodec, KvHeads, bytes_per_token};
 pub use tensor_type::TensorType;

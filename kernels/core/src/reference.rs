@@ -2,6 +2,10 @@
 //!
 //! Slow on purpose. Inputs are f32 as a kernel gets them; results are f64, unrounded.
 
+mod attention;
+
+pub use attention::{AttentionOptions, AttentionShape, attention};
+
 /// Matrix product: `out[t][r] = Σ_k w[r][k]·x[t][k]`.
 ///
 /// Shapes: w (rows, cols) dequantised; x (n, cols); result (n, rows)
@@ -56,6 +60,43 @@ pub fn silu_mul(gate: &[f32], up: &[f32]) -> Vec<f64> {
         .collect()
 }
 
+/// Gated GELU, tanh form: `out[i] = ½·g·(1 + tanh(√(2/π)·(g + 0.044715·g³)))·up[i]` with g = gate[i].
+#[must_use]
+pub fn gelu_mul(gate: &[f32], up: &[f32]) -> Vec<f64> {
+    assert_eq!(gate.len(), up.len(), "gate and up have one shape");
+    let gelu = |g: f64| {
+        let inner = (2.0 / std::f64::consts::PI).sqrt() * (g + 0.044_715 * g * g * g);
+        // 1 + tanh(t) without its cancellation far below zero.
+        g / (1.0 + (-2.0 * inner).exp())
+    };
+    gate.iter()
+        .zip(up)
+        .map(|(&g, &u)| gelu(f64::from(g)) * f64::from(u))
+        .collect()
+}
+
+/// Clamped SwiGLU of gpt-oss: `out[i] = g·σ(alpha·g)·(u + 1)` with g = min(gate[i], limit) and
+/// u = up[i] within ±limit.
+#[must_use]
+pub fn swiglu_clamped(gate: &[f32], up: &[f32], alpha: f32, limit: f32) -> Vec<f64> {
+    assert_eq!(gate.len(), up.len(), "gate and up have one shape");
+    let limit = f64::from(limit);
+    gate.iter()
+        .zip(up)
+        .map(|(&g, &u)| {
+            let (g, u) = (f64::from(g).min(limit), f64::from(u).clamp(-limit, limit));
+            g / (1.0 + (-f64::from(alpha) * g).exp()) * (u + 1.0)
+        })
+        .collect()
+}
+
+/// Soft cap: `cap·tanh(x/cap)`.
+#[must_use]
+pub fn softcap(x: f64, cap: f32) -> f64 {
+    let cap = f64::from(cap);
+    cap * (x / cap).tanh()
+}
+
 /// Softmax: exp(xᵢ − max x) / Σ exp(xⱼ − max x).
 #[must_use]
 pub fn softmax(x: &[f64]) -> Vec<f64> {
@@ -108,63 +149,6 @@ pub fn rope(head: &[f32], n_rot: usize, pairs: RopeStyle, angles: &[f64]) -> Vec
     out
 }
 
-/// Shape of a grouped-query attention: query head h reads key/value head h / (n_heads/n_kv_heads).
-#[derive(Clone, Copy, Debug)]
-pub struct AttentionShape {
-    /// Query heads.
-    pub n_heads: usize,
-    /// Key/value heads; divides `n_heads`.
-    pub n_kv_heads: usize,
-    /// Elements of a head.
-    pub head_dim: usize,
-}
-
-/// Causal attention softmax(q·kᵀ·scale)·v: query i, at position `first_position` + i, sees keys up to its own.
-///
-/// Shapes: q (n, n_heads, head_dim); k, v (keys, n_kv_heads, head_dim); result as q
-#[must_use]
-pub fn attention(
-    shape: AttentionShape,
-    q: &[f32],
-    k: &[f32],
-    v: &[f32],
-    first_position: usize,
-    scale: f32,
-) -> Vec<f64> {
-    let AttentionShape {
-        n_heads,
-        n_kv_heads,
-        head_dim,
-    } = shape;
-    let kv_row = n_kv_heads * head_dim;
-    let n = q.len() / (n_heads * head_dim);
-    let mut out = Vec::with_capacity(q.len());
-    for i in 0..n {
-        let seen = first_position + i + 1;
-        assert!(
-            k.len() >= seen * kv_row && v.len() >= seen * kv_row,
-            "keys up to position {seen}"
-        );
-        for h in 0..n_heads {
-            let kv_head = h / (n_heads / n_kv_heads);
-            let query = &q[(i * n_heads + h) * head_dim..][..head_dim];
-            let row = |j: usize| j * kv_row + kv_head * head_dim;
-            let scores: Vec<f64> = (0..seen)
-                .map(|j| dot(query, &k[row(j)..][..head_dim]) * f64::from(scale))
-                .collect();
-            let weights = softmax(&scores);
-            for d in 0..head_dim {
-                let terms = weights
-                    .iter()
-                    .enumerate()
-                    .map(|(j, w)| w * f64::from(v[row(j) + d]));
-                out.push(terms.sum());
-            }
-        }
-    }
-    out
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -174,21 +158,6 @@ mod tests {
         let w = [1.0, 2.0, 3.0, 4.0, 5.0, 6.0];
         let x = [1.0, 0.0, -1.0, 2.0, 2.0, 2.0];
         assert_eq!(matmul(&w, 2, 3, &x, 2), [-2.0, -2.0, 12.0, 30.0]);
-    }
-
-    #[test]
-    fn one_key_gives_its_value_and_equal_keys_the_mean() {
-        let shape = AttentionShape {
-            n_heads: 2,
-            n_kv_heads: 1,
-            head_dim: 2,
-        };
-        let q = [1.0, 2.0, 3.0, 4.0, 1.0, 2.0, 3.0, 4.0];
-        let k = [0.5, 0.5, 0.5, 0.5];
-        let v = [1.0, 2.0, 3.0, 6.0];
-        let out = attention(shape, &q, &k, &v, 0, 0.7);
-        assert_eq!(out[..4], [1.0, 2.0, 1.0, 2.0]);
-        assert_eq!(out[4..], [2.0, 4.0, 2.0, 4.0]);
     }
 
     #[test]

@@ -1,6 +1,7 @@
 //! Rates of the kernels on this machine, beside what its memory and multipliers can give.
 //!
-//! `cargo run --release -p vitriol-kernels-cpu --example rates [isa]`. Synthetic SmolLM2-135M:
+//! `cargo run --release -p vitriol-kernels-cpu --example rates [isa [part]]`, part being products,
+//! attention or experts. Synthetic SmolLM2-135M:
 //! 30 layers of q4_1 matrices in distinct memory and a q8_0 head. Each figure is the median of
 //! interleaved samples with its range; fractions compare samples of one run only.
 #![allow(clippy::print_stdout, reason = "a report for people")]
@@ -9,7 +10,10 @@ use std::hint::black_box;
 use std::time::Instant;
 
 use vitriol_kernels_core::TensorType;
-use vitriol_kernels_cpu::{AttentionRun, Cpu, Isa, KvPlace, KvShape, KvStore, PanelMatrix};
+use vitriol_kernels_cpu::{
+    AttentionOptions, AttentionRun, Cpu, ExpertProduct, Isa, KvCodec, KvPlace, KvShape, KvStore,
+    PanelMatrix,
+};
 
 type Outcome<T> = Result<T, Box<dyn std::error::Error>>;
 
@@ -128,22 +132,37 @@ fn products(cpu: &Cpu, layer: &Layer, a: &mut Activations, n: usize) {
 }
 
 fn main() -> Outcome<()> {
-    let name = std::env::args().nth(1).unwrap_or_else(|| "auto".to_owned());
+    let mut arguments = std::env::args().skip(1);
+    let name = arguments.next().unwrap_or_else(|| "auto".to_owned());
+    let part = arguments.next();
+    let wants = |name: &str| part.as_deref().is_none_or(|part| part == name);
     let isa = Isa::parse(&name)?.unwrap_or_else(Isa::detect);
-    let layers: Vec<Layer> = (0..LAYERS).map(|_| layer()).collect::<Result<_, _>>()?;
-    let head = matrix(TensorType::Q8_0, VOCAB, D_MODEL)?;
     let threads_max = std::thread::available_parallelism()?.get().min(2);
     for threads in 1..=threads_max {
         let cpu = Cpu::new(threads, Some(isa))?;
         println!("{cpu:?}");
-        prefill(&cpu, &layers);
-        for n in [1, 2, 4, 8, 16, 32] {
-            decode(&cpu, &layers, &head, n);
+        if wants("products") {
+            products_of_a_model(&cpu)?;
         }
-        for depth in [512, 2048, 8192] {
-            attention(&cpu, depth)?;
+        if wants("attention") {
+            for depth in [512, 4096, 8192] {
+                attention(&cpu, depth)?;
+            }
+        }
+        if wants("experts") {
+            experts(&cpu)?;
         }
         dispatch(&cpu);
+    }
+    Ok(())
+}
+
+fn products_of_a_model(cpu: &Cpu) -> Outcome<()> {
+    let layers: Vec<Layer> = (0..LAYERS).map(|_| layer()).collect::<Result<_, _>>()?;
+    let head = matrix(TensorType::Q8_0, VOCAB, D_MODEL)?;
+    prefill(cpu, &layers);
+    for n in [1, 2, 4, 8, 16, 32] {
+        decode(cpu, &layers, &head, n);
     }
     Ok(())
 }
@@ -214,18 +233,31 @@ fn read_all(memory: &[u64], threads: usize) {
     });
 }
 
-fn attention(cpu: &Cpu, depth: usize) -> Outcome<()> {
-    let (heads, kv_heads, dim, layers) = (9, 3, 64, 8);
-    let pages: Vec<u32> = (0..depth.div_ceil(64) as u32).collect();
+const HEADS: usize = 9;
+const KV_HEADS: usize = 3;
+const HEAD_DIM: usize = 64;
+const KV_LAYERS: usize = 8;
+const SCALE: AttentionOptions<'_> = AttentionOptions {
+    scale: 0.125,
+    window: None,
+    softcap: None,
+    sinks: None,
+};
+
+/// A cache of one codec, filled, and the ns that writing took per token and layer.
+fn filled(cpu: &Cpu, codec: KvCodec, depth: usize) -> Outcome<(KvStore, Spread)> {
     let shape = KvShape {
-        n_layers: layers,
-        n_kv_heads: kv_heads,
-        head_dim: dim,
-        pages: pages.len(),
+        n_layers: KV_LAYERS,
+        n_kv_heads: KV_HEADS,
+        key_dim: HEAD_DIM,
+        value_dim: HEAD_DIM,
+        key_codec: codec,
+        value_codec: codec,
+        pages: depth.div_ceil(64),
     };
     let mut kv = KvStore::new(shape)?;
-    kv.commit(pages.len())?;
-    let row: Vec<f32> = (0..depth * kv_heads * dim)
+    kv.commit(shape.pages)?;
+    let row: Vec<f32> = (0..depth * KV_HEADS * HEAD_DIM)
         .map(|i| (i % 13) as f32 / 6.0 - 1.0)
         .collect();
     let places: Vec<KvPlace> = (0..depth as u32)
@@ -234,15 +266,29 @@ fn attention(cpu: &Cpu, depth: usize) -> Outcome<()> {
             row: p % 64,
         })
         .collect();
-    let write = seconds(|| {
-        for layer in 0..layers {
-            cpu.kv_write(&mut kv, layer, &row, &row, &places);
+    let mut samples = Vec::new();
+    for round in 0..3 {
+        for layer in 0..KV_LAYERS {
+            let time = seconds(|| cpu.kv_write(&mut kv, layer, &row, &row, &places));
+            if round > 0 {
+                samples.push(time * 1e9 / depth as f64);
+            }
         }
-    });
-    let q = vec![0.1f32; 512 * heads * dim];
+    }
+    Ok((kv, spread(samples)))
+}
+
+/// All codecs beside each other: samples interleaved, so that ratios hold on a busy host.
+fn attention(cpu: &Cpu, depth: usize) -> Outcome<()> {
+    let pages: Vec<u32> = (0..depth.div_ceil(64) as u32).collect();
+    let stores = KvCodec::ALL
+        .into_iter()
+        .map(|codec| Ok((codec, filled(cpu, codec, depth)?)))
+        .collect::<Outcome<Vec<_>>>()?;
+    let q = vec![0.1f32; 512 * HEADS * HEAD_DIM];
     let mut out = vec![0.0; q.len()];
-    let mut time = |n: usize| {
-        let len = n * heads * dim;
+    let mut time = |kv: &KvStore, n: usize| {
+        let len = n * HEADS * HEAD_DIM;
         let run = [AttentionRun {
             first: 0,
             n,
@@ -250,29 +296,97 @@ fn attention(cpu: &Cpu, depth: usize) -> Outcome<()> {
             pages: &pages,
         }];
         seconds(|| {
-            for layer in 0..layers {
-                cpu.attention(&kv, layer, &q[..len], heads, &run, 0.125, &mut out[..len]);
+            for layer in 0..KV_LAYERS {
+                cpu.attention(kv, layer, &q[..len], HEADS, &run, SCALE, &mut out[..len]);
             }
         })
     };
-    let (mut decode, mut prefill, mut probe) = (Vec::new(), Vec::new(), Vec::new());
-    let bytes = (pages.len() * kv.bytes_per_page()) as f64;
-    let memory = vec![1u64; bytes as usize / 8];
     let keys: usize = (depth - 512 + 1..=depth).sum();
-    let flops = (4 * layers * heads * dim * keys) as f64;
-    time(512);
-    for _ in 0..7 {
-        probe.push(bytes / seconds(|| read_all(&memory, cpu.threads())) / 1e9);
-        decode.push(bytes / time(1) / 1e9);
-        prefill.push(flops / time(512) / 1e9);
+    let flops = (4 * KV_LAYERS * HEADS * HEAD_DIM * keys) as f64;
+    let largest = pages.len() * stores[0].1.0.bytes_per_page();
+    let memory = vec![1u64; largest / 8];
+    let mut probe = Vec::new();
+    let mut samples = vec![(Vec::new(), Vec::new()); stores.len()];
+    for round in 0..12 {
+        let probed = largest as f64 / seconds(|| read_all(&memory, cpu.threads())) / 1e9;
+        for ((_, (kv, _)), (decode, prefill)) in stores.iter().zip(&mut samples) {
+            let decoded = time(kv, 1) * 1e6 / KV_LAYERS as f64;
+            if round >= 3 {
+                decode.push(decoded);
+                if round % 3 == 0 {
+                    prefill.push(flops / time(kv, 512) / 1e9);
+                }
+            }
+        }
+        if round >= 3 {
+            probe.push(probed);
+        }
     }
-    let (decode, probe) = (spread(decode), spread(probe));
-    println!(
-        "  attention at {depth}: 1 query {decode} GB/s, {:.0} % of the probe's {probe}; 512 queries {} GFLOPS; kv_write {:.2} GB/s",
-        100.0 * decode.0 / probe.0,
-        spread(prefill),
-        bytes / write / 1e9,
-    );
+    println!("  attention at {depth}, probe {} GB/s", spread(probe));
+    for ((codec, (kv, write)), (decode, prefill)) in stores.iter().zip(samples) {
+        let bytes = (pages.len() * kv.bytes_per_page()) as f64;
+        let decode = spread(decode);
+        println!(
+            "    {codec:>4}: 1 query {decode} µs a layer, {:.1} GB/s; 512 queries {} GFLOPS; \
+             kv_write {write} ns a token and layer",
+            bytes / KV_LAYERS as f64 / decode.0 / 1e3,
+            spread(prefill),
+        );
+    }
+    Ok(())
+}
+
+/// A token, and 64 tokens, through 4 of 32 experts: one dispatch against one for each expert.
+fn experts(cpu: &Cpu) -> Outcome<()> {
+    let (count, used) = (32, 4);
+    let matrices = (0..count)
+        .map(|_| matrix(TensorType::Q4_1, 512, D_MODEL))
+        .collect::<Outcome<Vec<_>>>()?;
+    for n in [1usize, 64] {
+        let mut a = Activations::new(n * used);
+        a.gate.resize(n * used * 512, 0.0);
+        let groups: Vec<(usize, usize)> = match n {
+            1 => (0..used).map(|slot| (slot * 7, 1)).collect(),
+            _ => (0..count)
+                .map(|expert| (expert, n * used / count))
+                .collect(),
+        };
+        let grouped = |a: &mut Activations| {
+            let mut out = &mut a.gate[..n * used * 512];
+            let mut products = Vec::new();
+            let mut first = 0;
+            for &(expert, rows) in &groups {
+                let (now, later) = out.split_at_mut(rows * 512);
+                products.push(ExpertProduct {
+                    w: &matrices[expert],
+                    x: &a.x[first * D_MODEL..][..rows * D_MODEL],
+                    out: now,
+                });
+                out = later;
+                first += rows;
+            }
+            cpu.matmul_each(&mut products);
+        };
+        let single = |a: &mut Activations| {
+            let mut first = 0;
+            for &(expert, rows) in &groups {
+                let x = &a.x[first * D_MODEL..][..rows * D_MODEL];
+                let out = &mut a.gate[first * 512..][..rows * 512];
+                cpu.matmul(&matrices[expert], x, rows, out);
+                first += rows;
+            }
+        };
+        let (mut together, mut apart) = (Vec::new(), Vec::new());
+        for _ in 0..41 {
+            together.push(seconds(|| grouped(&mut a)) * 1e6);
+            apart.push(seconds(|| single(&mut a)) * 1e6);
+        }
+        println!(
+            "  {n} tokens through {used} of {count} experts: {} µs, one by one {}",
+            spread(together),
+            spread(apart)
+        );
+    }
     Ok(())
 }
 

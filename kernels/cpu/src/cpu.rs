@@ -9,6 +9,7 @@ use std::sync::{Mutex, MutexGuard, PoisonError};
 use thiserror::Error;
 
 pub use attention::AttentionRun;
+pub use matmul::ExpertProduct;
 
 use crate::isa::{Isa, IsaError};
 use crate::pool::Pool;
@@ -54,7 +55,7 @@ pub struct Cpu {
     workspace: Mutex<Workspace>,
 }
 
-/// Buffers that live from op to op, so that a step allocates nothing once warm.
+/// Buffers that live from op to op: the large ones are not allocated again once warm.
 #[derive(Default)]
 struct Workspace {
     packed_tokens: Lines,

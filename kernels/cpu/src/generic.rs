@@ -8,4 +8,6 @@
 pub(crate) mod attention;
 pub(crate) mod elementwise;
 pub(crate) mod formats;
+pub(crate) mod kv_write;
 pub(crate) mod matmul;
+pub(crate) mod values;

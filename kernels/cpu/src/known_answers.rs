@@ -3,8 +3,9 @@
 //! Why: tests run on the machines we have. A processor whose instruction set was never there when
 //! tests ran must not be the first to find out, and a faulty one must not answer at all.
 
-use vitriol_kernels_core::reference::{self, AttentionShape};
-use vitriol_kernels_core::{TensorType, dequantise_row, tolerance};
+use vitriol_kernels_core::kv::kv_round_trip;
+use vitriol_kernels_core::reference::{self, AttentionOptions, AttentionShape};
+use vitriol_kernels_core::{KvCodec, TensorType, dequantise_row, tolerance};
 
 use crate::cpu::{AttentionRun, Cpu, CpuError};
 use crate::kv::{KvPlace, KvShape, KvStore, PAGE_TOKENS};
@@ -17,10 +18,13 @@ const COLS: usize = 96;
 const TOKENS: [usize; 2] = [1, 14];
 /// Past the border of a 256-key chunk.
 const DEPTH: usize = 270;
+/// The last queries see the most.
+const QUERIES: usize = 4;
 const SHAPE: AttentionShape = AttentionShape {
     n_heads: 6,
     n_kv_heads: 2,
-    head_dim: 32,
+    key_dim: 32,
+    value_dim: 64,
 };
 
 impl Cpu {
@@ -34,12 +38,16 @@ impl Cpu {
             TensorType::F16,
             TensorType::BF16,
             TensorType::Q8_0,
+            TensorType::Q4_0,
             TensorType::Q4_1,
         ] {
             self.check_matmul(tensor_type)?;
         }
         self.check_rows()?;
-        self.check_attention()
+        for codec in KvCodec::ALL {
+            self.check_attention(codec)?;
+        }
+        Ok(())
     }
 
     fn wrong(&self, op: &'static str) -> CpuError {
@@ -76,29 +84,48 @@ impl Cpu {
             .ok_or_else(|| self.wrong("rms_norm"))?;
         self.silu_mul(&x, &w, &mut out);
         all_close(&out, &reference::silu_mul(&x, &w), relative)
-            .ok_or_else(|| self.wrong("silu_mul"))
+            .ok_or_else(|| self.wrong("silu_mul"))?;
+        self.gelu_mul(&x, &w, &mut out);
+        all_close(&out, &reference::gelu_mul(&x, &w), relative)
+            .ok_or_else(|| self.wrong("gelu_mul"))?;
+        // Numbers are within ±1: half of that is where the clamps act.
+        self.swiglu_clamped(&x, &w, 1.7, 0.5, &mut out);
+        all_close(&out, &reference::swiglu_clamped(&x, &w, 1.7, 0.5), relative)
+            .ok_or_else(|| self.wrong("swiglu_clamped"))?;
+        out.copy_from_slice(&x);
+        self.softcap(&mut out, 0.7);
+        let capped: Vec<f64> = x
+            .iter()
+            .map(|&x| reference::softcap(f64::from(x), 0.7))
+            .collect();
+        all_close(&out, &capped, relative).ok_or_else(|| self.wrong("softcap"))
     }
 
-    fn check_attention(&self) -> Result<(), CpuError> {
+    /// With a window, a cap and sinks, all of which must matter.
+    fn check_attention(&self, codec: KvCodec) -> Result<(), CpuError> {
         let wrong = || self.wrong("attention");
         let AttentionShape {
             n_heads,
             n_kv_heads,
-            head_dim,
+            key_dim,
+            value_dim,
         } = SHAPE;
         let n_pages = DEPTH.div_ceil(PAGE_TOKENS);
         let shape = KvShape {
             n_layers: 1,
             n_kv_heads,
-            head_dim,
+            key_dim,
+            value_dim,
+            key_codec: codec,
+            value_codec: codec,
             pages: n_pages,
         };
         let mut kv = KvStore::new(shape).map_err(|_| wrong())?;
         kv.commit(n_pages).map_err(|_| wrong())?;
-        let q = numbers(DEPTH * n_heads * head_dim, 4);
+        let q = numbers(QUERIES * n_heads * key_dim, 4);
         let (k, v) = (
-            numbers(DEPTH * n_kv_heads * head_dim, 5),
-            numbers(DEPTH * n_kv_heads * head_dim, 6),
+            numbers(DEPTH * n_kv_heads * key_dim, 5),
+            numbers(DEPTH * n_kv_heads * value_dim, 6),
         );
         let place = |at: usize| KvPlace {
             page: (at / PAGE_TOKENS) as u32,
@@ -107,22 +134,30 @@ impl Cpu {
         let places: Vec<KvPlace> = (0..DEPTH).map(place).collect();
         self.kv_write(&mut kv, 0, &k, &v, &places);
         let pages: Vec<u32> = (0..n_pages as u32).collect();
+        let first = DEPTH - QUERIES;
         let run = AttentionRun {
             first: 0,
-            n: DEPTH,
-            position: 0,
+            n: QUERIES,
+            position: first as u32,
             pages: &pages,
         };
-        let mut out = vec![0.0; q.len()];
-        self.attention(&kv, 0, &q, n_heads, &[run], 0.2, &mut out);
-        // The last queries see the most; the reference of all would take longer than the kernels.
-        let first = DEPTH - 4;
-        let row = n_heads * head_dim;
-        let exact = reference::attention(SHAPE, &q[first * row..], &k, &v, first, 0.2);
-        all_close(&out[first * row..], &exact, |_| {
-            tolerance::ATTENTION_RELATIVE
-        })
-        .ok_or_else(wrong)
+        let options = AttentionOptions {
+            scale: 0.4,
+            window: Some(200),
+            softcap: Some(2.0),
+            sinks: Some(&[1.0, 4.0, -1.0, 3.0, 2.0, 0.0]),
+        };
+        let mut out = vec![0.0; QUERIES * n_heads * value_dim];
+        self.attention(&kv, 0, &q, n_heads, &[run], options, &mut out);
+        let decoded = |x: &[f32], dim: usize, rotation: usize| -> Vec<f32> {
+            x.chunks(dim)
+                .flat_map(|head| kv_round_trip(codec, rotation, head))
+                .collect()
+        };
+        let k = decoded(&k, key_dim, codec.key_rotation(key_dim));
+        let v = decoded(&v, value_dim, codec.value_rotation(value_dim));
+        let exact = reference::attention(SHAPE, &q, &k, &v, first, options);
+        all_close(&out, &exact, |_| tolerance::ATTENTION_RELATIVE).ok_or_else(wrong)
     }
 }
 
@@ -188,7 +223,7 @@ mod tests {
     fn a_wrong_kernel_is_noticed() {
         let right = KernelTable::of(Isa::Scalar).unwrap();
         type Break = fn(&mut KernelTable);
-        let breaks: [(&str, Break); 4] = [
+        let breaks: [(&str, Break); 8] = [
             ("matmul", |table| table.direct = |_| {}),
             ("rms_norm", |table| {
                 table.rms_norm_row = |_, _, _, out| out.fill(0.5)
@@ -196,7 +231,15 @@ mod tests {
             ("silu_mul", |table| {
                 table.silu_mul = |_, _, out| out.fill(0.5)
             }),
+            ("gelu_mul", |table| {
+                table.gelu_mul = |_, _, out| out.fill(0.5)
+            }),
+            ("swiglu_clamped", |table| {
+                table.swiglu_clamped = |_, out| out.fill(0.5)
+            }),
+            ("softcap", |table| table.softcap = |_, _| {}),
             ("attention", |table| table.merge = |_, out| out.fill(0.5)),
+            ("attention", |table| table.write_head[1] = |_| {}),
         ];
         for (op, break_it) in breaks {
             let mut table = KernelTable { ..*right };

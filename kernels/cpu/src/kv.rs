@@ -1,62 +1,69 @@
 use thiserror::Error;
+use vitriol_kernels_core::{KvCodec, KvHeads, bytes_per_token};
 use vitriol_shm::{EXTENT_BYTES, Reservation, ReservationError};
 
 use crate::generic::attention::{CHUNK_PAGES, ChunkView};
+use crate::generic::kv_write::HeadWrite;
 
 /// Tokens of a page.
 pub const PAGE_TOKENS: usize = 64;
 
-/// Longest head the attention kernels take.
-pub const HEAD_DIM_MAX: usize = 256;
+/// Longest head the attention kernels take: DeepSeek's compressed keys, the widest known.
+pub const HEAD_DIM_MAX: usize = 576;
 
-/// How keys or values are encoded in their pages.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub enum KvCodec {
-    /// IEEE binary32, as computed.
-    F32,
-}
-
-/// Size of a KV store.
+/// Size and encoding of a KV store.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct KvShape {
     /// Layers.
     pub n_layers: usize,
     /// Key/value heads of each layer.
     pub n_kv_heads: usize,
-    /// Elements of a head, at most 256; stored padded to 16.
-    pub head_dim: usize,
+    /// Elements of a key head, at most [`HEAD_DIM_MAX`].
+    pub key_dim: usize,
+    /// Elements of a value head, at most [`HEAD_DIM_MAX`].
+    pub value_dim: usize,
+    /// Encoding of the keys.
+    pub key_codec: KvCodec,
+    /// Encoding of the values.
+    pub value_codec: KvCodec,
     /// Pages of [`PAGE_TOKENS`] tokens that address space is reserved for.
     pub pages: usize,
 }
 
 impl KvShape {
-    /// Bytes of one page of one (layer, side).
-    const fn tensor_page_bytes(&self) -> usize {
-        self.head_dim.next_multiple_of(16) * PAGE_TOKENS * size_of::<f32>() * self.n_kv_heads
+    /// Bytes of one page of one layer: keys, values.
+    const fn tensor_page_bytes(&self) -> [usize; 2] {
+        let page_heads = self.n_kv_heads * PAGE_TOKENS;
+        [
+            self.key_codec.head_bytes(self.key_dim) * page_heads,
+            self.value_codec.head_bytes(self.value_dim) * page_heads,
+        ]
+    }
+
+    /// What a token caches in a store of this shape.
+    #[must_use]
+    pub const fn heads(&self) -> KvHeads {
+        KvHeads {
+            n_layers: self.n_layers,
+            n_kv_heads: self.n_kv_heads,
+            key_dim: self.key_dim,
+            value_dim: self.value_dim,
+        }
     }
 
     /// Bytes of one page over all layers and both sides.
     #[must_use]
     pub const fn bytes_per_page(&self) -> usize {
-        self.tensor_page_bytes() * 2 * self.n_layers
+        PAGE_TOKENS * bytes_per_token(self.heads(), self.key_codec, self.value_codec) as usize
     }
 
     /// Bytes of memory that committing `pages` pages takes, whole extents.
     #[must_use]
     pub const fn bytes_committed(&self, pages: usize) -> usize {
-        let tensor = self.tensor_page_bytes().saturating_mul(pages);
-        tensor
-            .next_multiple_of(EXTENT_BYTES)
-            .saturating_mul(2 * self.n_layers)
-    }
-
-    /// Most pages whose memory, in whole extents, is within `bytes`.
-    #[must_use]
-    pub fn pages_within(&self, bytes: u64) -> usize {
-        let tensor = bytes / (2 * self.n_layers as u64);
-        let extents = tensor / EXTENT_BYTES as u64;
-        let pages = extents * EXTENT_BYTES as u64 / self.tensor_page_bytes() as u64;
-        usize::try_from(pages).unwrap_or(usize::MAX)
+        let [keys, values] = self.tensor_page_bytes();
+        let keys = keys.saturating_mul(pages).next_multiple_of(EXTENT_BYTES);
+        let values = values.saturating_mul(pages).next_multiple_of(EXTENT_BYTES);
+        keys.saturating_add(values).saturating_mul(self.n_layers)
     }
 }
 
@@ -74,8 +81,8 @@ pub struct KvPlace {
 pub enum KvError {
     /// A size is zero, too large, or overflows the address space.
     #[error(
-        "no KV store of {} layers × {} heads × {} elements × {} pages: sizes are at least 1, heads at most 256 elements",
-        .0.n_layers, .0.n_kv_heads, .0.head_dim, .0.pages
+        "no KV store of {} layers × {} heads × {} and {} elements × {} pages: sizes are at least 1, heads at most {HEAD_DIM_MAX} elements",
+        .0.n_layers, .0.n_kv_heads, .0.key_dim, .0.value_dim, .0.pages
     )]
     Shape(KvShape),
     /// More pages than were reserved.
@@ -97,24 +104,30 @@ pub enum KvError {
 ///   (layer 0, K) |page 0|page 1|…| reserved |   one fixed range per (layer, side); page i names
 ///   (layer 0, V) |page 0|page 1|…| reserved |   the same tokens in all of them
 ///   …
-///   page of K: per kv head 4 tiles of [head_dim][16 tokens]     head_dim padded to 16
-///   page of V: per kv head [64 tokens][head_dim]
+///   page of K: per kv head 4 tiles of 16 tokens, f32 and f16 as [key_dim][16]; quantised ones have
+///              the tile's scales first, then per block of 32 elements words of four (or eight)
+///              elements of one token, 16 tokens side by side, as an int8 dot product wants them
+///   page of V: per kv head f32 and f16 as [64 tokens][value_dim]; quantised ones have the scales
+///              of all 64 tokens first, block by block, then the rows
 /// ```
+/// Heads are padded with zeros to 16 elements, for quantised codecs to blocks of 32. What a kv head
+/// takes of a page is a multiple of 64 bytes.
+///
 /// Memory is committed in extents up to a watermark of pages; pages below it may be used. Fresh
 /// memory is zero; a page that was used before holds leftovers until [`KvStore::zero_page`]. No
 /// result depends on them: what a query does not see is masked before it is used.
 #[derive(Debug)]
 pub struct KvStore {
     shape: KvShape,
-    dim: usize,
     /// Watermark in pages.
     pages: usize,
     /// By layer: keys, values.
     tensors: Vec<[Reservation; 2]>,
 }
 
-#[derive(Clone, Copy)]
-enum Side {
+/// Keys or values.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Side {
     Keys = 0,
     Values = 1,
 }
@@ -124,32 +137,29 @@ impl KvStore {
     ///
     /// Errors: an impossible shape, or no address space
     pub fn new(shape: KvShape) -> Result<Self, KvError> {
-        let KvShape {
-            n_layers,
-            n_kv_heads,
-            head_dim,
-            pages,
-        } = shape;
-        if n_layers == 0 || n_kv_heads == 0 || pages == 0 || !(1..=HEAD_DIM_MAX).contains(&head_dim)
-        {
+        let dims = [shape.key_dim, shape.value_dim];
+        let counts = [shape.n_layers, shape.n_kv_heads, shape.pages];
+        if counts.contains(&0) || !dims.iter().all(|dim| (1..=HEAD_DIM_MAX).contains(dim)) {
             return Err(KvError::Shape(shape));
         }
-        let dim = head_dim.next_multiple_of(16);
-        let tensor_bytes = (dim * PAGE_TOKENS * size_of::<f32>())
-            .checked_mul(n_kv_heads)
-            .and_then(|page| page.checked_mul(pages))
-            .filter(|&bytes| bytes <= isize::MAX as usize && u32::try_from(pages).is_ok())
-            .ok_or(KvError::Shape(shape))?;
-        let mut tensors = Vec::with_capacity(n_layers);
-        for _ in 0..n_layers {
-            tensors.push([
-                Reservation::new(tensor_bytes)?,
-                Reservation::new(tensor_bytes)?,
-            ]);
+        let (keys, values) = (
+            shape.key_codec.head_bytes(shape.key_dim),
+            shape.value_codec.head_bytes(shape.value_dim),
+        );
+        let tensor_bytes = |head: usize| {
+            (head * PAGE_TOKENS)
+                .checked_mul(shape.n_kv_heads)
+                .and_then(|page| page.checked_mul(shape.pages))
+                .filter(|&bytes| bytes <= isize::MAX as usize && u32::try_from(shape.pages).is_ok())
+                .ok_or(KvError::Shape(shape))
+        };
+        let (keys, values) = (tensor_bytes(keys)?, tensor_bytes(values)?);
+        let mut tensors = Vec::with_capacity(shape.n_layers);
+        for _ in 0..shape.n_layers {
+            tensors.push([Reservation::new(keys)?, Reservation::new(values)?]);
         }
         Ok(Self {
             shape,
-            dim,
             pages: 0,
             tensors,
         })
@@ -159,12 +169,6 @@ impl KvStore {
     #[must_use]
     pub fn shape(&self) -> KvShape {
         self.shape
-    }
-
-    /// Encoding of every layer and side.
-    #[must_use]
-    pub fn codec(&self) -> KvCodec {
-        KvCodec::F32
     }
 
     /// Pages that may be used now.
@@ -200,9 +204,9 @@ impl KvStore {
                 reserved: self.shape.pages,
             });
         }
-        let bytes = pages * self.page_bytes();
-        for tensor in self.tensors.iter_mut().flatten() {
-            tensor.commit(0..bytes)?;
+        let page_bytes = self.shape.tensor_page_bytes();
+        for (tensor, bytes) in sides_mut(&mut self.tensors, page_bytes) {
+            tensor.commit(0..pages * bytes)?;
         }
         self.pages = self.pages.max(pages);
         Ok(())
@@ -217,8 +221,9 @@ impl KvStore {
             return Ok(());
         }
         self.pages = pages;
-        let kept = (pages * self.page_bytes()).next_multiple_of(EXTENT_BYTES);
-        for tensor in self.tensors.iter_mut().flatten() {
+        let page_bytes = self.shape.tensor_page_bytes();
+        for (tensor, bytes) in sides_mut(&mut self.tensors, page_bytes) {
+            let kept = (pages * bytes).next_multiple_of(EXTENT_BYTES);
             let len = tensor.len();
             tensor.decommit(kept.min(len)..len)?;
         }
@@ -231,8 +236,7 @@ impl KvStore {
     /// If the page is not below the watermark.
     pub fn zero_page(&mut self, page: u32) {
         self.check_page(page);
-        let bytes = self.page_bytes();
-        for tensor in self.tensors.iter().flatten() {
+        for (tensor, bytes) in self.sides() {
             let at = tensor.as_ptr().wrapping_add(page as usize * bytes);
             // SAFETY: the page is committed and `&mut self` makes us its only user.
             unsafe { std::ptr::write_bytes(at, 0, bytes) };
@@ -246,8 +250,7 @@ impl KvStore {
     pub fn copy_page(&mut self, from: u32, to: u32) {
         self.check_page(from);
         self.check_page(to);
-        let bytes = self.page_bytes();
-        for tensor in self.tensors.iter().flatten() {
+        for (tensor, bytes) in self.sides() {
             let at = |page: u32| tensor.as_ptr().wrapping_add(page as usize * bytes);
             // SAFETY: both pages are committed and `&mut self` makes us their only user; the same
             // page twice is an overlap that `copy` allows.
@@ -265,19 +268,43 @@ impl KvStore {
         );
     }
 
-    /// head_dim padded to 16.
-    pub(crate) fn dim(&self) -> usize {
-        self.dim
+    /// Elements of a stored key head, padding included.
+    pub(crate) fn stored_key_dim(&self) -> usize {
+        self.shape.key_codec.stored_dim(self.shape.key_dim)
     }
 
-    fn page_bytes(&self) -> usize {
-        self.shape.tensor_page_bytes()
+    /// Elements of a stored value head, padding included.
+    pub(crate) fn stored_value_dim(&self) -> usize {
+        self.shape.value_codec.stored_dim(self.shape.value_dim)
     }
 
-    fn head(&self, layer: usize, side: Side, page: u32, kv_head: usize) -> *mut f32 {
-        let base = self.tensors[layer][side as usize].as_ptr().cast::<f32>();
-        let head_len = self.dim * PAGE_TOKENS;
-        base.wrapping_add((page as usize * self.shape.n_kv_heads + kv_head) * head_len)
+    /// Width of the rotation of keys and queries; 1 for none.
+    pub(crate) fn key_rotation(&self) -> usize {
+        self.shape.key_codec.key_rotation(self.shape.key_dim)
+    }
+
+    /// Width of the rotation of values and of the attention's output; 1 for none.
+    pub(crate) fn value_rotation(&self) -> usize {
+        self.shape.value_codec.value_rotation(self.shape.value_dim)
+    }
+
+    /// All tensors, each with the bytes of its pages.
+    fn sides(&self) -> impl Iterator<Item = (&Reservation, usize)> {
+        let bytes = self.shape.tensor_page_bytes();
+        self.tensors
+            .iter()
+            .flat_map(move |sides| sides.iter().zip(bytes))
+    }
+
+    /// What kv head `kv_head` has of a page; the address is meaningless where the page is not
+    /// committed.
+    fn head(&self, layer: usize, side: Side, page: u32, kv_head: usize) -> *mut u8 {
+        let page_bytes = self.shape.tensor_page_bytes()[side as usize];
+        let at = (page as usize).wrapping_mul(page_bytes);
+        self.tensors[layer][side as usize]
+            .as_ptr()
+            .wrapping_add(at)
+            .wrapping_add(kv_head * (page_bytes / self.shape.n_kv_heads))
     }
 
     /// The pages of chunk `chunk` of a sequence for one kv head.
@@ -290,46 +317,50 @@ impl KvStore {
     ) -> ChunkView {
         let mut keys = [std::ptr::null(); CHUNK_PAGES];
         let mut values = [std::ptr::null(); CHUNK_PAGES];
-        for (i, &page) in pages
-            .iter()
-            .skip(chunk * CHUNK_PAGES)
-            .take(CHUNK_PAGES)
-            .enumerate()
-        {
+        let chunk_pages = pages.iter().skip(chunk * CHUNK_PAGES).take(CHUNK_PAGES);
+        for (i, &page) in chunk_pages.enumerate() {
             keys[i] = self.head(layer, Side::Keys, page, kv_head).cast_const();
             values[i] = self.head(layer, Side::Values, page, kv_head).cast_const();
         }
         ChunkView {
             keys,
             values,
-            dim: self.dim,
+            key_codec: self.shape.key_codec,
+            value_codec: self.shape.value_codec,
+            key_dim: self.stored_key_dim(),
+            value_dim: self.stored_value_dim(),
         }
     }
 
-    /// Writes one head of one token.
-    ///
-    /// # Safety
-    /// Nobody else reads or writes this kv head of this page. The page is committed, the row below
-    /// [`PAGE_TOKENS`], k and v are head_dim long.
-    pub(crate) unsafe fn write_head(
+    /// What the kernels need to write one side of one head of one token.
+    pub(crate) fn head_write<'a>(
         &self,
         layer: usize,
+        side: Side,
         kv_head: usize,
         place: KvPlace,
-        k: &[f32],
-        v: &[f32],
-    ) {
-        let row = place.row as usize;
-        let keys = self.head(layer, Side::Keys, place.page, kv_head);
-        let column = keys.wrapping_add(row / 16 * self.dim * 16 + row % 16);
-        for (d, &value) in k.iter().enumerate() {
-            // SAFETY: tile row/16 holds dim rows of 16 keys.
-            unsafe { column.wrapping_add(d * 16).write(value) };
-        }
-        let values = self.head(layer, Side::Values, place.page, kv_head);
-        // SAFETY: row `row` of [64][dim].
-        unsafe {
-            std::ptr::copy_nonoverlapping(v.as_ptr(), values.wrapping_add(row * self.dim), v.len());
+        head: &'a [f32],
+    ) -> HeadWrite<'a> {
+        let (codec, rotation) = match side {
+            Side::Keys => (self.shape.key_codec, self.key_rotation()),
+            Side::Values => (self.shape.value_codec, self.value_rotation()),
+        };
+        HeadWrite {
+            codec,
+            rotation,
+            page: self.head(layer, side, place.page, kv_head),
+            row: place.row as usize,
+            head,
         }
     }
+}
+
+/// All tensors, each with the bytes of its pages.
+fn sides_mut(
+    tensors: &mut [[Reservation; 2]],
+    page_bytes: [usize; 2],
+) -> impl Iterator<Item = (&mut Reservation, usize)> {
+    tensors
+        .iter_mut()
+        .flat_map(move |sides| sides.iter_mut().zip(page_bytes))
 }

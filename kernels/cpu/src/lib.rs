@@ -10,10 +10,11 @@
 //! - matmul: per (token, row) one chain `acc = fma(w[k], x[k], acc)` over ascending k from +0, w
 //!   dequantised exactly as ggml does.
 //! - attention: per (query, head) the keys are reduced on the absolute grid of 256. Score = chain
-//!   over ascending d of q·scale and k. Per chunk: m = max, p = exp(s − m), l = 16 lanes then a
-//!   fixed tree, o = chain over ascending keys of p·v. Chunks are merged in order, scaled by
-//!   exp(m − max over all chunks). A key the query does not see is never multiplied in; a chunk it
-//!   sees nothing of never reaches the merge.
+//!   over ascending d of q·scale and k, both as the codec stores them (decoded exactly, rotated where
+//!   it rotates). Per chunk: m = max, p = exp(s − m), l = 16 lanes then a fixed tree, o = chain over
+//!   ascending keys of p·v. Chunks are merged in order, scaled by exp(m − max over all chunks); a
+//!   sink enters the maximum and comes first in the sum. A key the query does not see is never
+//!   multiplied in; a chunk it sees nothing of never reaches the merge.
 //! - norms and activations: per row, sums in a fixed lane pattern, one exponential everywhere.
 //!
 //! `scalar` multiplies, then adds: portable, with bits of its own.
@@ -39,8 +40,10 @@ mod rope;
 mod simd;
 mod table;
 
-pub use cpu::{AttentionRun, Cpu, CpuError};
+pub use cpu::{AttentionRun, Cpu, CpuError, ExpertProduct};
 pub use isa::{Isa, IsaError};
-pub use kv::{HEAD_DIM_MAX, KvCodec, KvError, KvPlace, KvShape, KvStore, PAGE_TOKENS};
+pub use kv::{HEAD_DIM_MAX, KvError, KvPlace, KvShape, KvStore, PAGE_TOKENS};
 pub use panel::{PackError, PanelMatrix};
 pub use rope::{RopeAngles, RopeStyle, RopeTable};
+pub use vitriol_kernels_core::KvCodec;
+pub use vitriol_kernels_core::reference::AttentionOptions;

@@ -1,3 +1,5 @@
+mod transcode;
+
 use std::alloc::Layout;
 use std::ptr::NonNull;
 
@@ -53,9 +55,11 @@ pub enum PackError {
 /// A weight matrix in panels of 16 interleaved rows, the layout the matmul kernels stream.
 ///
 /// Shapes: (rows, cols), rows padded to 16 with zero weights
-/// Cost:   f32, f16, bf16, q8_0 and q4_1 take the bytes of the file (padding aside) and are packed by
-///         one transpose in 2- or 4-byte words; every other type is decoded to f32 panels, 4 bytes a
-///         weight, until it has a kernel of its own
+/// Cost:   f32, f16, bf16, q8_0, q4_0 and q4_1 take the bytes of the file (padding aside) and are
+///         packed by one transpose in 2- or 4-byte words. Types whose weights are a small integer
+///         times one f16 a block (q5_0, iq4_nl, mxfp4, the ternary ones) become q8_0 panels, 34 bytes
+///         for 32 weights, the same values to the bit; where a block of a matrix does not fit (an
+///         mxfp4 scale beyond f16), and for every other type, f32 panels, 4 bytes a weight
 pub struct PanelMatrix {
     /// Type of the weights in the file.
     tensor_type: TensorType,
@@ -149,17 +153,6 @@ impl PanelMatrix {
         if rows == 0 || cols == 0 || !cols.is_multiple_of(tensor_type.block_len()) {
             return Err(shape);
         }
-        let (panel_type, panel_bytes) = match panel_bytes(tensor_type, cols) {
-            Some(bytes) => (tensor_type, bytes),
-            None if tensor_type.is_dequantisable() => {
-                let as_f32 = panel_bytes(TensorType::F32, cols);
-                (
-                    TensorType::F32,
-                    as_f32.ok_or(PackError::Unsupported(tensor_type))?,
-                )
-            }
-            None => return Err(PackError::Unsupported(tensor_type)),
-        };
         let Some(row_bytes) = tensor_type.row_bytes(cols) else {
             return Err(shape);
         };
@@ -176,26 +169,28 @@ impl PanelMatrix {
                 given,
             });
         }
-        let bytes = panel_bytes.checked_mul(rows.div_ceil(16)).ok_or(shape)?;
-        let mut memory = Memory::zeroed(bytes)?;
-        let panels = memory.bytes_mut().chunks_exact_mut(panel_bytes);
-        let mut decoded = Vec::new();
-        for (panel, rows) in panels.zip(src.chunks(16 * row_bytes)) {
-            if panel_type == tensor_type {
-                pack_panel(panel_type, cols, rows, panel);
-            } else {
-                decode_rows(tensor_type, cols, rows, row_bytes, &mut decoded)?;
-                pack_panel(panel_type, cols, &decoded, panel);
-            }
-        }
-        Ok(Self {
+        let source = Source {
             tensor_type,
-            panel_type,
             rows,
             cols,
-            panel_bytes,
-            memory,
-        })
+            row_bytes,
+            bytes: src,
+        };
+        // From the least memory to the most; f32 takes everything.
+        let candidates = match panel_bytes(tensor_type, cols) {
+            Some(_) => &[tensor_type][..],
+            None if !tensor_type.is_dequantisable() => {
+                return Err(PackError::Unsupported(tensor_type));
+            }
+            None if transcode::has_one_scale(tensor_type) => &[TensorType::Q8_0, TensorType::F32],
+            None => &[TensorType::F32],
+        };
+        for &panel_type in candidates {
+            if let Some(packed) = source.packed_as(panel_type)? {
+                return Ok(packed);
+            }
+        }
+        Err(PackError::Unsupported(tensor_type))
     }
 
     /// Rows: outputs of a matmul.
@@ -267,6 +262,17 @@ impl PanelMatrix {
                     }
                 }
             }
+            TensorType::Q4_0 => {
+                for (block, values) in out.chunks_exact_mut(32).enumerate() {
+                    let d = f16_to_f32(half(block * 32 + 2 * lane));
+                    let line = self.cols + block * 256;
+                    for (k, value) in values.iter_mut().enumerate() {
+                        let byte = panel[line + k % 16 / 4 * 64 + 4 * lane + k % 4];
+                        let q = if k < 16 { byte & 15 } else { byte >> 4 };
+                        *value = (f32::from(q) - 8.0) * d;
+                    }
+                }
+            }
             TensorType::Q4_1 => {
                 for (block, values) in out.chunks_exact_mut(32).enumerate() {
                     let at = block * 320;
@@ -312,25 +318,68 @@ impl std::fmt::Debug for PanelMatrix {
     }
 }
 
-/// Interleaves up to 16 rows; lanes without a row stay zero.
-/// Rows of a stored type as f32 bytes, row after row, in `decoded`.
-fn decode_rows(
+/// A row-major matrix as found in a file, its length checked.
+struct Source<'a> {
     tensor_type: TensorType,
+    rows: usize,
     cols: usize,
-    rows: &[u8],
     row_bytes: usize,
-    decoded: &mut Vec<u8>,
-) -> Result<(), PackError> {
-    let mut row = vec![0.0f32; cols];
-    decoded.clear();
-    for stored in rows.chunks_exact(row_bytes) {
-        dequantise_row(tensor_type, stored, &mut row)
-            .map_err(|_| PackError::Unsupported(tensor_type))?;
-        decoded.extend(row.iter().flat_map(|value| value.to_le_bytes()));
-    }
-    Ok(())
+    bytes: &'a [u8],
 }
 
+impl Source<'_> {
+    /// The matrix in panels of `panel_type`; `None` if that type cannot hold its values.
+    fn packed_as(&self, panel_type: TensorType) -> Result<Option<PanelMatrix>, PackError> {
+        let &Source {
+            tensor_type,
+            rows,
+            cols,
+            row_bytes,
+            bytes,
+        } = self;
+        let shape = PackError::Shape {
+            tensor_type,
+            rows,
+            cols,
+        };
+        let Some(panel_bytes) = panel_bytes(panel_type, cols) else {
+            return Err(shape);
+        };
+        let Some(needed) = panel_bytes.checked_mul(rows.div_ceil(16)) else {
+            return Err(shape);
+        };
+        let mut memory = Memory::zeroed(needed)?;
+        let panels = memory.bytes_mut().chunks_exact_mut(panel_bytes);
+        let (mut row, mut stored_as) = (vec![0f32; cols], Vec::new());
+        for (panel, stored) in panels.zip(bytes.chunks(16 * row_bytes)) {
+            if panel_type == tensor_type {
+                pack_panel(panel_type, cols, stored, panel);
+                continue;
+            }
+            stored_as.clear();
+            for stored in stored.chunks_exact(row_bytes) {
+                dequantise_row(tensor_type, stored, &mut row)
+                    .map_err(|_| PackError::Unsupported(tensor_type))?;
+                if panel_type == TensorType::F32 {
+                    stored_as.extend(row.iter().flat_map(|value| value.to_le_bytes()));
+                } else if !transcode::to_q8_0(tensor_type, stored, &row, &mut stored_as) {
+                    return Ok(None);
+                }
+            }
+            pack_panel(panel_type, cols, &stored_as, panel);
+        }
+        Ok(Some(PanelMatrix {
+            tensor_type,
+            panel_type,
+            rows,
+            cols,
+            panel_bytes,
+            memory,
+        }))
+    }
+}
+
+/// Interleaves up to 16 rows; lanes without a row stay zero.
 fn pack_panel(tensor_type: TensorType, cols: usize, rows: &[u8], panel: &mut [u8]) {
     let row_bytes = panel.len() / 16;
     for (lane, row) in rows.chunks_exact(row_bytes).enumerate() {
@@ -367,6 +416,20 @@ fn pack_panel(tensor_type: TensorType, cols: usize, rows: &[u8], panel: &mut [u8
                     for (line, word) in block[2..].as_chunks::<4>().0.iter().enumerate() {
                         let word = word.map(|q| q ^ 0x80);
                         quants[64 * line + 4 * lane..][..4].copy_from_slice(&word);
+                    }
+                }
+            }
+            TensorType::Q4_0 => {
+                let (scales, quants) = panel.split_at_mut(cols);
+                let blocks = quants
+                    .as_chunks_mut::<256>()
+                    .0
+                    .iter_mut()
+                    .zip(scales.as_chunks_mut::<32>().0);
+                for ((quants, scales), block) in blocks.zip(row.as_chunks::<18>().0) {
+                    scales[2 * lane..][..2].copy_from_slice(&block[..2]);
+                    for (line, word) in block[2..].as_chunks::<4>().0.iter().enumerate() {
+                        quants[64 * line + 4 * lane..][..4].copy_from_slice(word);
                     }
                 }
             }

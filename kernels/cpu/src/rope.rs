@@ -1,17 +1,15 @@
-use vitriol_kernels_core::reference::rope_angle;
-
 pub use vitriol_kernels_core::reference::RopeStyle;
 
-/// Rotary position embedding of a model: how fast each pair of a head turns.
+/// Rotary position embedding of a layer: how fast each pair of a head turns.
 ///
-/// Source: Su et al., RoFormer; frequency factors as in Llama 3.1.
+/// Source: Su et al., RoFormer; frequency factors as in Llama 3.1; magnitude as in Peng et al., YaRN.
 #[derive(Clone, Debug)]
 pub struct RopeTable {
     style: RopeStyle,
-    n_rot: usize,
-    freq_base: f32,
-    linear_scale: f32,
-    freq_factors: Option<Vec<f32>>,
+    /// Radians per position of each pair.
+    turns: Vec<f64>,
+    /// Scales cosines and sines.
+    magnitude: f64,
 }
 
 /// Cosines and sines of one step: one row per position.
@@ -26,34 +24,21 @@ pub struct RopeAngles {
 }
 
 impl RopeTable {
-    /// Units:  n_rot elements of each head (even); linear_scale multiplies positions (1 = none);
-    ///         freq_factors (n_rot/2) divide the frequencies
-    ///
-    /// # Panics
-    /// If `n_rot` is odd or `freq_factors` is not n_rot/2 long.
+    /// A table whose pair `i` turns by `turns[i]` radians per position, cosines and sines multiplied by
+    /// `magnitude`.
     #[must_use]
-    pub fn new(
-        style: RopeStyle,
-        n_rot: usize,
-        freq_base: f32,
-        linear_scale: f32,
-        freq_factors: Option<&[f32]>,
-    ) -> Self {
-        assert!(
-            n_rot.is_multiple_of(2),
-            "RoPE turns pairs: n_rot {n_rot} is odd"
-        );
-        if let Some(factors) = freq_factors {
-            assert_eq!(factors.len(), n_rot / 2, "one frequency factor per pair");
-        }
-        let freq_factors = freq_factors.map(<[f32]>::to_vec);
+    pub fn from_turns(style: RopeStyle, turns: Vec<f64>, magnitude: f64) -> Self {
         Self {
             style,
-            n_rot,
-            freq_base,
-            linear_scale,
-            freq_factors,
+            turns,
+            magnitude,
         }
+    }
+
+    /// Leading elements of each head that turn.
+    #[must_use]
+    pub fn n_rot(&self) -> usize {
+        2 * self.turns.len()
     }
 
     /// An empty set of angles to fill with [`RopeTable::angles`].
@@ -61,7 +46,7 @@ impl RopeTable {
     pub fn empty_angles(&self) -> RopeAngles {
         RopeAngles {
             style: self.style,
-            n_rot: self.n_rot,
+            n_rot: self.n_rot(),
             n: 0,
             cos: Vec::new(),
             sin: Vec::new(),
@@ -74,28 +59,15 @@ impl RopeTable {
     /// Numerics: f64, rounded once; depends on the position alone
     pub fn angles(&self, positions: &[u32], angles: &mut RopeAngles) {
         angles.style = self.style;
-        angles.n_rot = self.n_rot;
+        angles.n_rot = self.n_rot();
         angles.n = positions.len();
         angles.cos.clear();
         angles.sin.clear();
-        let factors = self.freq_factors.as_deref();
-        let turns: Vec<f64> = (0..self.n_rot / 2)
-            .map(|pair| {
-                rope_angle(
-                    1,
-                    pair,
-                    self.n_rot,
-                    self.freq_base,
-                    self.linear_scale,
-                    factors,
-                )
-            })
-            .collect();
         for &position in positions {
-            for turn in &turns {
+            for turn in &self.turns {
                 let (sin, cos) = (turn * f64::from(position)).sin_cos();
-                angles.cos.push(cos as f32);
-                angles.sin.push(sin as f32);
+                angles.cos.push((cos * self.magnitude) as f32);
+                angles.sin.push((sin * self.magnitude) as f32);
             }
         }
     }
@@ -108,21 +80,21 @@ impl RopeAngles {
         self.n
     }
 
-    /// Turns the heads of token `row` in place: x (heads, head_dim).
-    pub(crate) fn turn(&self, row: usize, x: &mut [f32], head_dim: usize) {
+    /// Turns elements `first..first + n_rot` of the heads of token `row` in place: x (heads, head_dim).
+    pub(crate) fn turn(&self, row: usize, x: &mut [f32], head_dim: usize, first: usize) {
         let half = self.n_rot / 2;
         let cos = &self.cos[row * half..][..half];
         let sin = &self.sin[row * half..][..half];
         for head in x.chunks_exact_mut(head_dim) {
             match self.style {
                 RopeStyle::Norm => {
-                    let pairs = head[..self.n_rot].as_chunks_mut::<2>().0;
+                    let pairs = head[first..][..self.n_rot].as_chunks_mut::<2>().0;
                     for ((pair, &cos), &sin) in pairs.iter_mut().zip(cos).zip(sin) {
                         *pair = [pair[0] * cos - pair[1] * sin, pair[0] * sin + pair[1] * cos];
                     }
                 }
                 RopeStyle::Neox => {
-                    let (low, high) = head[..self.n_rot].split_at_mut(half);
+                    let (low, high) = head[first..][..self.n_rot].split_at_mut(half);
                     let turned = low.iter_mut().zip(high).zip(cos).zip(sin);
                     for (((low, high), &cos), &sin) in turned {
                         (*low, *high) = (*low * cos - *high * sin, *low * sin + *high * cos);

@@ -45,8 +45,10 @@ pub(crate) trait Simd: Copy {
     /// Per lane v·2^n, where n is the integer in the low mantissa bits of `t` (two's complement
     /// modulo 2^9); v normal, v·2^n normal.
     fn scale_exponent(self, v: Self::F, t: Self::F) -> Self::F;
-    /// Lanes from `n` on replaced by `fill`.
-    fn keep_first(self, v: Self::F, n: usize, fill: f32) -> Self::F;
+    /// Lanes outside `from..to` (to ≤ 16) replaced by `fill`.
+    fn keep(self, v: Self::F, from: usize, to: usize, fill: f32) -> Self::F;
+    /// Per lane `a < b ? x : y`: y where a or b is NaN.
+    fn select_less(self, a: Self::F, b: Self::F, x: Self::F, y: Self::F) -> Self::F;
 
     /// # Safety
     /// `p` must be readable for 64 bytes; no alignment needed.
@@ -61,6 +63,19 @@ pub(crate) trait Simd: Copy {
     /// # Safety
     /// `p` must be readable for 16 u16 (bfloat16); no alignment needed.
     unsafe fn load_bf16(self, p: *const u16) -> Self::F;
+    /// # Safety
+    /// `p` must be readable for 16 i8.
+    unsafe fn load_i8(self, p: *const i8) -> Self::F;
+    /// Sixteen nibbles of 8 bytes: the low ones are lanes 0–7, the high ones 8–15.
+    ///
+    /// # Safety
+    /// `p` must be readable for 8 bytes.
+    unsafe fn load_nibbles(self, p: *const u8) -> Self::F;
+    /// Rounds to binary16, to nearest even.
+    ///
+    /// # Safety
+    /// `p` must be writable for 16 u16; no alignment needed.
+    unsafe fn store_f16(self, p: *mut u16, v: Self::F);
     /// Hint that the cache line of `p` will be read soon; any address is allowed.
     fn prefetch(self, p: *const u8);
 }

@@ -1,6 +1,7 @@
 //! One table of kernels per instruction set, chosen once.
 
-use crate::generic::attention::ChunkView;
+use crate::generic::attention::{ChunkView, Seen};
+use crate::generic::kv_write::HeadWrite;
 use crate::generic::matmul::{OutView, PackedTokens, PanelView};
 use crate::isa::Isa;
 
@@ -28,17 +29,27 @@ pub(crate) struct Packed {
 pub(crate) struct Chunk<'a> {
     pub(crate) view: ChunkView,
     pub(crate) q: *const f32,
-    pub(crate) seen: &'a [usize],
+    pub(crate) seen: &'a [Seen],
+    pub(crate) softcap: Option<f32>,
     pub(crate) partials: *mut f32,
     pub(crate) stride: usize,
 }
 
 /// Arguments of the merge of one pair's chunks.
 pub(crate) struct Merge {
-    pub(crate) partials: *const f32,
+    pub(crate) partials: *mut f32,
     pub(crate) chunks: usize,
     pub(crate) stride: usize,
-    pub(crate) dim: usize,
+    pub(crate) value_dim: usize,
+    pub(crate) sink: Option<f32>,
+}
+
+/// Arguments of the clamped gated activation.
+pub(crate) struct Clamped<'a> {
+    pub(crate) gate: &'a [f32],
+    pub(crate) up: &'a [f32],
+    pub(crate) alpha: f32,
+    pub(crate) limit: f32,
 }
 
 type RmsNormRow = unsafe fn(&[f32], &[f32], f32, &mut [f32]);
@@ -54,6 +65,11 @@ pub(crate) struct KernelTable {
     pub(crate) packed: unsafe fn(&Packed),
     pub(crate) rms_norm_row: RmsNormRow,
     pub(crate) silu_mul: unsafe fn(&[f32], &[f32], &mut [f32]),
+    pub(crate) gelu_mul: unsafe fn(&[f32], &[f32], &mut [f32]),
+    pub(crate) swiglu_clamped: unsafe fn(&Clamped<'_>, &mut [f32]),
+    pub(crate) softcap: unsafe fn(&mut [f32], f32),
+    /// Keys, then values.
+    pub(crate) write_head: [unsafe fn(&HeadWrite<'_>); 2],
     pub(crate) chunk: unsafe fn(&Chunk<'_>),
     pub(crate) merge: unsafe fn(&Merge, &mut [f32]),
 }
@@ -61,8 +77,8 @@ pub(crate) struct KernelTable {
 macro_rules! kernel_table {
     ($module:ident, $isa:expr, $simd:ty, $witness:expr $(, $features:literal)?) => {
         mod $module {
-            use super::{Chunk, Direct, KernelTable, Merge, Packed};
-            use crate::generic::{attention, elementwise, matmul};
+            use super::{Chunk, Clamped, Direct, HeadWrite, KernelTable, Merge, Packed};
+            use crate::generic::{attention, elementwise, kv_write, matmul};
             use crate::isa::Isa;
             use crate::simd::Simd;
 
@@ -99,12 +115,53 @@ macro_rules! kernel_table {
             }
 
             /// # Safety
+            /// The processor has this instruction set.
+            $(#[target_feature(enable = $features)])?
+            unsafe fn gelu_mul(gate: &[f32], up: &[f32], out: &mut [f32]) {
+                elementwise::gelu_mul($witness, gate, up, out);
+            }
+
+            /// # Safety
+            /// The processor has this instruction set.
+            $(#[target_feature(enable = $features)])?
+            unsafe fn swiglu_clamped(a: &Clamped<'_>, out: &mut [f32]) {
+                elementwise::swiglu_clamped($witness, a.gate, a.up, a.alpha, a.limit, out);
+            }
+
+            /// # Safety
+            /// The processor has this instruction set.
+            $(#[target_feature(enable = $features)])?
+            unsafe fn softcap(x: &mut [f32], cap: f32) {
+                elementwise::softcap($witness, x, cap);
+            }
+
+            /// # Safety
+            /// The processor has this instruction set; as [`kv_write::write_key`].
+            $(#[target_feature(enable = $features)])?
+            unsafe fn write_key(a: &HeadWrite<'_>) {
+                let s = $witness;
+                // SAFETY: the caller's promise.
+                unsafe { kv_write::write_key(s, a) }
+            }
+
+            /// # Safety
+            /// The processor has this instruction set; as [`kv_write::write_value`].
+            $(#[target_feature(enable = $features)])?
+            unsafe fn write_value(a: &HeadWrite<'_>) {
+                let s = $witness;
+                // SAFETY: the caller's promise.
+                unsafe { kv_write::write_value(s, a) }
+            }
+
+            /// # Safety
             /// The processor has this instruction set; as [`attention::chunk`].
             $(#[target_feature(enable = $features)])?
             unsafe fn chunk(a: &Chunk<'_>) {
                 let s = $witness;
                 // SAFETY: the caller's promise.
-                unsafe { attention::chunk(s, &a.view, a.q, a.seen, a.partials, a.stride) }
+                unsafe {
+                    attention::chunk(s, &a.view, a.q, a.seen, a.softcap, a.partials, a.stride)
+                }
             }
 
             /// # Safety
@@ -113,7 +170,9 @@ macro_rules! kernel_table {
             unsafe fn merge(a: &Merge, out: &mut [f32]) {
                 let s = $witness;
                 // SAFETY: the caller's promise.
-                unsafe { attention::merge(s, a.partials, a.chunks, a.stride, a.dim, out) }
+                unsafe {
+                    attention::merge(s, a.partials, a.chunks, a.stride, a.value_dim, a.sink, out)
+                }
             }
 
             pub(super) static TABLE: KernelTable = KernelTable {
@@ -124,6 +183,10 @@ macro_rules! kernel_table {
                 packed,
                 rms_norm_row,
                 silu_mul,
+                gelu_mul,
+                swiglu_clamped,
+                softcap,
+                write_head: [write_key, write_value],
                 chunk,
                 merge,
             };

@@ -1,4 +1,4 @@
-use crate::writer::{ARRAY, STRING, U32, array, entry, open, sound, string};
+use crate::writer::{ARRAY, F32, STRING, U8, U32, array, entry, open, sound, string};
 use vitriol_gguf::{Gguf, Problem, Value, ValueType};
 use vitriol_testkit::places::zoo_model;
 
@@ -24,6 +24,13 @@ fn reads_what_was_written() {
             metadata.get_vec::<u32>("llama.block_count").unwrap(),
             Some(vec![2])
         );
+        let per_layer = |key, n_layers| metadata.get_per_layer::<u32>(key, n_layers).unwrap();
+        assert_eq!(per_layer("llama.block_count", 3), Some(vec![2, 2, 2]));
+        assert_eq!(per_layer("general.sizes", 3), Some(vec![1, 2, 3]));
+        let within = metadata.get_within("llama.block_count", 2..=2);
+        assert_eq!(within.unwrap(), Some(2));
+        let positive = metadata.get_positive("llama.rope.freq_base");
+        assert_eq!(positive.unwrap(), Some(1e4));
         let tags = metadata
             .get_array_of("general.tags", ValueType::String)
             .unwrap()
@@ -42,7 +49,7 @@ fn reads_what_was_written() {
         let b = gguf.tensor("b").unwrap();
         assert_eq!(b.tensor_type.name(), "q8_0");
         assert_eq!(b.bytes, (128..128 + 34).collect::<Vec<u8>>());
-        assert_eq!(gguf.bytes()[b.file_offset as usize], 128);
+        assert_eq!(gguf.parts()[0].bytes()[b.file_offset as usize], 128);
         assert!(gguf.tensor("c").is_none());
         assert_eq!(
             gguf.tensors().map(|tensor| tensor.name).collect::<Vec<_>>(),
@@ -53,7 +60,13 @@ fn reads_what_was_written() {
 
 #[test]
 fn getters_say_what_is_wrong_with_a_value() {
-    let gguf = open(sound().bytes()).unwrap();
+    let file = sound().with(|file| {
+        let nan = f32::NAN.to_le_bytes().to_vec();
+        file.metadata.push(entry("general.nan", F32, nan));
+        let many = array(U8, 65_537, vec![0; 65_537]);
+        file.metadata.push(entry("general.many", ARRAY, many));
+    });
+    let gguf = open(file.bytes()).unwrap();
     let metadata = gguf.metadata();
     let messages = [
         metadata.get_u32("general.architecture").unwrap_err(),
@@ -65,6 +78,13 @@ fn getters_say_what_is_wrong_with_a_value() {
             .unwrap_err(),
         metadata.require::<f32>("llama.scale").unwrap_err(),
         metadata.get_vec::<&str>("general.tags").unwrap_err(),
+        metadata.get_within("llama.block_count", 3..=9).unwrap_err(),
+        metadata.get_positive("general.nan").unwrap_err(),
+        metadata.get_finite("general.nan").unwrap_err(),
+        metadata
+            .get_per_layer::<u32>("general.sizes", 2)
+            .unwrap_err(),
+        metadata.get_vec::<u32>("general.many").unwrap_err(),
     ]
     .map(|error| error.to_string());
     assert_eq!(
@@ -80,6 +100,12 @@ fn getters_say_what_is_wrong_with_a_value() {
             "model.gguf: metadata key \"general.sizes\" is an array of u8, not an array of string",
             "model.gguf: metadata key \"llama.scale\" is missing",
             "model.gguf: metadata key \"general.tags\" is of type string, not a UTF-8 string",
+            "model.gguf: metadata key \"llama.block_count\" is 2, which does not fit 3 to 9",
+            "model.gguf: metadata key \"general.nan\" is NaN, which does not fit a positive number",
+            "model.gguf: metadata key \"general.nan\" is NaN, which does not fit a finite number",
+            "model.gguf: metadata key \"general.sizes\" holds 3 elements; one for each of 2 layers \
+             is wanted",
+            "model.gguf: metadata key \"general.many\" holds 65537 elements; at most 65536 are read",
         ]
     );
 }
@@ -101,7 +127,7 @@ fn a_file_without_tensors_or_keys_is_sound() {
         file.data.clear();
     });
     let gguf = open(bare.bytes()).unwrap();
-    assert_eq!((gguf.metadata().len(), gguf.tensors().len()), (0, 0));
+    assert_eq!((gguf.metadata().len(), gguf.n_tensors()), (0, 0));
 }
 
 #[test]
@@ -155,6 +181,16 @@ fn opens_a_file_from_disk_and_names_one_that_is_not_there() {
     let missing = dir.path().join("missing.gguf");
     let message = Gguf::open(&missing).unwrap_err().to_string();
     assert!(message.contains("missing.gguf"), "{message}");
+}
+
+#[test]
+fn an_architecture_that_is_no_name_is_refused() {
+    for bad in [&b""[..], b"llama\x1b[2J", &[b'l'; 65]] {
+        let value = entry("general.architecture", STRING, string(bad));
+        let gguf = open(sound().with(|file| file.metadata[0] = value).bytes()).unwrap();
+        let message = gguf.architecture().unwrap_err().to_string();
+        assert!(message.contains("names no architecture"), "{message}");
+    }
 }
 
 /// The zoo has model files of many architectures and tensor types, also of those that cannot be

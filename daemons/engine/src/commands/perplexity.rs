@@ -1,7 +1,7 @@
-use super::load_model;
+use super::{KvArgs, load_model};
 use crate::{
     forward::{Activations, Batch, KvStores, forward},
-    kv::PAGE_TOKENS,
+    kv::{KvCodecs, PAGE_TOKENS},
     load::Loaded,
     model::Model,
 };
@@ -26,6 +26,8 @@ pub struct PerplexityArgs {
     /// Compute threads; 0 = one for each usable core.
     #[arg(long, default_value_t = 0)]
     threads: u32,
+    #[command(flatten)]
+    kv: KvArgs,
 }
 
 /// Mean negative log-likelihood of a text's scored tokens.
@@ -49,7 +51,14 @@ pub fn run(args: PerplexityArgs, environment: &Environment) -> Result<(), Failur
 }
 
 fn measure(args: &PerplexityArgs, environment: &Environment) -> anyhow::Result<()> {
-    let loaded = load_model(&args.model, args.threads, environment)?;
+    let context = args.context as usize;
+    let loaded = load_model(&args.model, args.threads, context, environment)?;
+    if loaded.model.hyper.context_for(context) < context {
+        bail!(
+            "{}: no context of {context} tokens is computed",
+            args.model.display()
+        );
+    }
     let text = std::fs::read(&args.text).with_context(|| args.text.display().to_string())?;
     let chunks = chunks(&loaded, &text, args.context as usize)?;
     let most = if args.chunks == 0 {
@@ -60,7 +69,7 @@ fn measure(args: &PerplexityArgs, environment: &Environment) -> anyhow::Result<(
     let began = Instant::now();
     let mut score = Score::default();
     for chunk in chunks.iter().take(most) {
-        score_chunk(&loaded.model, chunk, &mut score)?;
+        score_chunk(&loaded.model, args.kv.codecs(), chunk, &mut score)?;
         let (ppl, n) = (score.perplexity(), score.chunks);
         let took = began.elapsed().as_secs_f64();
         writeln!(
@@ -107,19 +116,27 @@ pub fn chunks(loaded: &Loaded, text: &[u8], context: usize) -> anyhow::Result<Ve
 }
 
 /// Adds the predictions of the chunk's second half, positions `n/2 .. n-1`, to `score`.
-pub fn score_chunk(model: &Model, chunk: &[u32], score: &mut Score) -> anyhow::Result<()> {
+pub fn score_chunk(
+    model: &Model,
+    codecs: KvCodecs,
+    chunk: &[u32],
+    score: &mut Score,
+) -> anyhow::Result<()> {
     let pages: Vec<u32> = (0..chunk.len().div_ceil(PAGE_TOKENS) as u32).collect();
-    let mut kv = KvStores::new(model, pages.len())?;
-    for &page in &pages {
-        kv.prepare_page(page)?;
+    let groups = model.kv_groups.len();
+    let mut kv = KvStores::new(model, codecs, &vec![pages.len(); groups])?;
+    for group in 0..groups {
+        for &page in &pages {
+            kv.prepare_page(group, page)?;
+        }
     }
     let mut act = Activations::new(model);
     let first = chunk.len() / 2;
     // In steps, so that the logits of a long chunk need not lie in memory at once.
     for (index, part) in chunk.chunks(128).enumerate() {
         let start = index * 128;
-        let mut batch = Batch::default();
-        batch.push_run(part, start, &pages);
+        let mut batch = Batch::new(groups);
+        batch.push_run(part, start, std::iter::repeat_n(&pages[..], groups));
         let scored = (start..start + part.len()).filter(|&at| at >= first && at + 1 < chunk.len());
         batch.logits_rows = scored.clone().map(|at| at - start).collect();
         let logits = forward(model, &batch, &mut kv, &mut act);

@@ -1,4 +1,4 @@
-use super::load_model;
+use super::{KvArgs, load_model};
 use crate::{
     engine::EngineLimits,
     generate::GenerationRequest,
@@ -34,6 +34,8 @@ pub struct RunArgs {
     /// Compute threads; 0 = one for each usable core.
     #[arg(long, default_value_t = 0)]
     threads: u32,
+    #[command(flatten)]
+    kv: KvArgs,
 }
 
 /// Completes one prompt: text to standard output as it comes, figures to standard error.
@@ -43,7 +45,7 @@ pub fn run(args: RunArgs, environment: &Environment) -> Result<(), Failure> {
 }
 
 fn complete(args: RunArgs, environment: &Environment) -> anyhow::Result<()> {
-    let loaded = load_model(&args.model, args.threads, environment)?;
+    let loaded = load_model(&args.model, args.threads, 0, environment)?;
     let Some(language) = &loaded.language else {
         bail!(
             "{}: its tokenizer is not supported yet",
@@ -66,7 +68,7 @@ fn complete(args: RunArgs, environment: &Environment) -> anyhow::Result<()> {
     if prompt.is_empty() {
         bail!("the prompt is empty");
     }
-    let context = loaded.model.hyper.context_tokens_trained;
+    let context = loaded.model.hyper.context_for(0);
     if prompt.len() >= context {
         bail!(
             "the prompt of {} tokens exceeds the context of {context}",
@@ -78,8 +80,9 @@ fn complete(args: RunArgs, environment: &Environment) -> anyhow::Result<()> {
     let pages = (prompt.len() + tokens_max).div_ceil(page_tokens) + 1;
     let limits = EngineLimits {
         alias: String::new(),
-        context_tokens: 0,
-        pages,
+        context_tokens: prompt.len() + tokens_max,
+        codecs: args.kv.codecs(),
+        pages: vec![pages; loaded.model.kv_groups.len()],
         sequences_max: 1,
         queue_max: 1,
         budget: StepBudget {

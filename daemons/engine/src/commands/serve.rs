@@ -1,25 +1,27 @@
 use super::threads;
 use crate::{
-    engine::{EngineError, EngineLimits},
-    forward::KvStores,
+    engine::{EngineError, EngineLimits, PagePlan},
+    kv::KvCodecs,
     load::{LoadError, load, start},
     metrics::EngineMetrics,
-    model::LoadProgress,
+    model::{Hyperparameters, KvGroup, LoadProgress},
     scheduler::StepBudget,
     service::{EngineService, MESSAGE_BYTES_MAX, Serving},
 };
 use std::{
-    path::PathBuf,
+    io::ErrorKind,
+    path::{Path, PathBuf},
     sync::Arc,
     time::{Duration, Instant},
 };
 use tonic::service::Routes;
 use vitriol_chassis::{
-    Daemon, Drained, Environment, Exit, Failure, OrExit, RpcServer, Setup, run as run_daemon,
+    Daemon, Drained, Environment, Exit, Failure, OrExit, RpcServer, Setup, event, run as run_daemon,
 };
 use vitriol_ipc::Listener;
+use vitriol_kernels_core::KvCodec;
 use vitriol_kernels_cpu::Isa;
-use vitriol_profile::{Engine as EngineProfile, Overrides, Profile};
+use vitriol_profile::{Engine as EngineProfile, Overrides, Profile, catalog};
 use vitriol_proto::engine::v1::engine_server::EngineServer;
 
 /// How often a drain looks whether the last answer is done.
@@ -75,13 +77,8 @@ impl Config {
             true => dirs.default_model(),
             false => engine.model.clone(),
         };
-        if !model.exists() {
-            let message = format!(
-                "model file {}: not found; fetch the default model with 'vitriol model fetch', or \
-                 name a file with --model",
-                model.display()
-            );
-            return Err(Failure::new(Exit::Config, message));
+        if let Err(error) = std::fs::File::open(&model) {
+            return Err(Failure::new(Exit::Config, unreadable(&model, &error)));
         }
         let drain = Duration::from_millis(engine.drain_ms);
         Ok(Self {
@@ -101,23 +98,40 @@ impl Config {
     }
 }
 
-fn limits(engine: &EngineProfile, model: &std::path::Path) -> EngineLimits {
-    let stem = || {
-        model
-            .file_stem()
-            .unwrap_or_default()
-            .to_string_lossy()
-            .into_owned()
-    };
+/// What to do about a model file that cannot be opened.
+fn unreadable(model: &Path, error: &std::io::Error) -> String {
+    let file = model.display();
+    let in_home = ["/home", "/root"]
+        .iter()
+        .any(|home| model.starts_with(home));
+    match error.kind() {
+        ErrorKind::NotFound if !in_home => format!(
+            "model file {file}: not found; fetch the default model with 'vitriol model fetch', or \
+             name a file with --model"
+        ),
+        _ if in_home => format!(
+            "model file {file}: {error}; fetch the default model with 'vitriol model fetch', or name \
+             a file with --model (units of the system see no home: 'vitriol install --model FILE' \
+             puts one where they do)"
+        ),
+        _ => format!("model file {file}: {error}; the engine must be allowed to read it"),
+    }
+}
+
+fn limits(engine: &EngineProfile, model: &Path) -> EngineLimits {
     EngineLimits {
-        alias: if engine.alias.is_empty() {
-            stem()
-        } else {
-            engine.alias.clone()
-        },
+        // A split model is called by what its parts have in common.
+        alias: catalog::served_name(
+            &engine.alias,
+            format!("{}.gguf", vitriol_gguf::model_name(model)).as_ref(),
+        ),
         context_tokens: engine.context_tokens as usize,
+        codecs: KvCodecs {
+            keys: codec(engine.kv_keys),
+            values: codec(engine.kv_values),
+        },
         // Known with the model.
-        pages: 0,
+        pages: Vec::new(),
         sequences_max: engine.sequences_max as usize,
         queue_max: engine.queue_max as usize,
         budget: StepBudget {
@@ -126,6 +140,15 @@ fn limits(engine: &EngineProfile, model: &std::path::Path) -> EngineLimits {
         },
         share_prefixes: engine.share_prefixes,
         window_tokens: engine.window_tokens.into(),
+    }
+}
+
+fn codec(setting: vitriol_profile::KvCodec) -> KvCodec {
+    match setting {
+        vitriol_profile::KvCodec::F32 => KvCodec::F32,
+        vitriol_profile::KvCodec::F16 => KvCodec::F16,
+        vitriol_profile::KvCodec::Q8_0 => KvCodec::Q8_0,
+        vitriol_profile::KvCodec::Q4_0 => KvCodec::Q4_0,
     }
 }
 
@@ -187,24 +210,51 @@ fn bring_up(config: Config, daemon: &Daemon) -> Result<Serving, Failure> {
             .loading("loading weights", at.bytes_done, at.bytes_all);
     };
     let began = Instant::now();
-    let mut loaded = load(&config.model, config.threads, config.isa, &mut report)
-        .map_err(|error| failure(&error))?;
+    let asked = config.limits.context_tokens;
+    let step_tokens = config
+        .limits
+        .budget
+        .tokens_max
+        .max(config.limits.sequences_max);
+    let plan = |hyper: &Hyperparameters| PagePlan {
+        codecs: config.limits.codecs,
+        kv_bytes: config.kv_bytes_max,
+        context_tokens: hyper.context_for(asked),
+        sequences_max: config.limits.sequences_max,
+        step_tokens,
+    };
+    // Rotations are made for the context that requests can really have.
+    let context = |hyper: &Hyperparameters, groups: &[KvGroup]| {
+        let plan = plan(hyper);
+        plan.context_tokens
+            .min(plan.tokens(groups, &plan.pages(groups)))
+    };
+    let mut loaded = load(
+        &config.model,
+        config.threads,
+        config.isa,
+        context,
+        &mut report,
+    )
+    .map_err(|error| failure(&error))?;
     let (file_bytes, template) = (loaded.file_bytes, std::mem::take(&mut loaded.chat_template));
-    let weights_bytes = loaded.model.weights_bytes();
+    let weights_bytes = loaded.model.totals.weights_bytes;
     let limits = EngineLimits {
-        pages: KvStores::pages_within(&loaded.model, config.kv_bytes_max),
+        pages: plan(&loaded.model.hyper).pages(&loaded.model.kv_groups),
         ..config.limits
     };
     let engine = start(loaded, limits, metrics, daemon.heartbeat.clone())
         .map_err(|error| failure(&error))?;
+    // `start` has computed a token: the one proof that the engine can do its job.
     tracing::info!(
+        message_id = event::MODEL_LOADED,
         model = %config.model.display(),
         took_ms = began.elapsed().as_millis() as u64,
         weights_bytes,
         isa = %engine.model.device.isa(),
         threads = engine.model.device.threads(),
         context_tokens = engine.limits.context_tokens,
-        "the model is loaded"
+        "the model is loaded and has computed a first token"
     );
     Ok(Serving::new(
         Arc::new(engine),

@@ -37,6 +37,13 @@ impl BlockKeys {
         BlockKey(*hasher.finalize().as_bytes())
     }
 
+    /// The full blocks of a prompt that need no computing if they are cached: at least one token is left
+    /// over, because the logits after the last one are needed.
+    pub fn reusable(prompt: &[u32]) -> &[u32] {
+        let full = prompt.len().saturating_sub(1) / PAGE_TOKENS * PAGE_TOKENS;
+        &prompt[..full]
+    }
+
     /// Keys of all full blocks of `tokens`, in order.
     pub fn chain(&self, tokens: &[u32]) -> Vec<BlockKey> {
         let mut keys = Vec::with_capacity(tokens.len() / PAGE_TOKENS);
@@ -44,6 +51,24 @@ impl BlockKeys {
             keys.push(self.next(keys.last().copied(), block));
         }
         keys
+    }
+}
+
+/// A prompt's blocks as a lookup wants them; made where the prompt is, so that the step thread does not
+/// hash.
+#[derive(Clone, Debug)]
+pub struct PromptBlocks {
+    pub keys: BlockKeys,
+    /// Keys of the prompt's reusable blocks.
+    pub chain: Vec<BlockKey>,
+}
+
+impl PromptBlocks {
+    /// `salt`: keeps the blocks apart from those of others; empty = shared.
+    pub fn new(model_identity: &[u8; 32], salt: &[u8], prompt: &[u32]) -> Self {
+        let keys = BlockKeys::new(model_identity, salt);
+        let chain = keys.chain(BlockKeys::reusable(prompt));
+        Self { keys, chain }
     }
 }
 

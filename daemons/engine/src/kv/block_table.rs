@@ -1,45 +1,39 @@
-use super::{BlockKey, BlockKeys, PAGE_TOKENS, PagePool, PageRef};
+use super::{BlockKey, NO_PAGE, PagePool, PageRef, Window};
 
-/// The pages of one sequence in one KV group, from position 0 on, and the keys of its full blocks.
+/// The pages of one sequence in one KV group, from position 0 on.
 ///
 /// Dropping the table gives all pages back; full ones stay cached for the next sequence that starts
 /// the same way.
 #[derive(Debug)]
 pub struct BlockTable {
-    keys: BlockKeys,
-    last_key: Option<BlockKey>,
-    sealed: usize,
+    window: Window,
+    /// Blocks before this one are passed.
+    first: usize,
+    /// Pages of the blocks from `first` on.
     refs: Vec<PageRef>,
-    /// `refs` as the plain indices the attention kernel reads.
+    /// All blocks' pages as the plain indices the attention kernel reads.
     pages: Vec<u32>,
 }
 
 impl BlockTable {
-    /// A table whose first blocks are the longest cached prefix of `tokens`; at least one token of
-    /// them is left to compute, because the logits after the last one are needed.
-    /// Returns the table and the tokens reused.
-    pub fn with_cached_prefix(pool: &PagePool, keys: BlockKeys, tokens: &[u32]) -> (Self, usize) {
-        let chain = keys.chain(reusable(tokens));
-        let refs = pool.lookup(&chain);
-        let found = refs.len();
-        let table = Self {
-            keys,
-            last_key: found.checked_sub(1).map(|last| chain[last]),
-            sealed: found,
-            pages: refs.iter().map(PageRef::page).collect(),
+    /// A table whose blocks are those named by `prefix`, as far as its window needs them; the pool has
+    /// them all.
+    pub fn with_prefix(pool: &PagePool, window: Window, prefix: &[BlockKey]) -> Self {
+        let next = prefix.len() * super::PAGE_TOKENS;
+        let first = window.first_block(next).min(prefix.len());
+        let refs = pool.lookup(&prefix[first..]);
+        debug_assert_eq!(refs.len(), prefix.len() - first, "the pool has the prefix");
+        let mut pages = vec![NO_PAGE; first];
+        pages.extend(refs.iter().map(PageRef::page));
+        Self {
+            window,
+            first,
             refs,
-        };
-        (table, found * PAGE_TOKENS)
+            pages,
+        }
     }
 
-    /// Pages a sequence of `tokens` prompt tokens that may grow to `tokens_max` needs from the pool:
-    /// new ones, and cached ones it would hold.
-    pub fn demand(pool: &PagePool, keys: &BlockKeys, tokens: &[u32], tokens_max: usize) -> usize {
-        let (found, cached) = pool.peek(&keys.chain(reusable(tokens)));
-        tokens_max.div_ceil(PAGE_TOKENS) - found + cached
-    }
-
-    /// Page indices, one per [`PAGE_TOKENS`] positions.
+    /// Page indices, one for each block; [`NO_PAGE`] for those passed.
     pub fn pages(&self) -> &[u32] {
         &self.pages
     }
@@ -53,76 +47,23 @@ impl BlockTable {
         Some(index)
     }
 
-    /// Seals every block that `tokens` (all tokens whose KV stands, from position 0) fills.
-    pub fn seal_full_blocks(&mut self, tokens: &[u32]) {
-        while (self.sealed + 1) * PAGE_TOKENS <= tokens.len() {
-            let block = &tokens[self.sealed * PAGE_TOKENS..(self.sealed + 1) * PAGE_TOKENS];
-            let key = self.keys.next(self.last_key, block);
-            self.refs[self.sealed].seal(key, self.sealed as u32);
-            self.last_key = Some(key);
-            self.sealed += 1;
+    /// Block `block` is full and named by `key`.
+    pub fn seal(&self, block: usize, key: BlockKey) {
+        if let Some(index) = block.checked_sub(self.first) {
+            self.refs[index].seal(key, block as u32);
         }
     }
-}
 
-fn reusable(tokens: &[u32]) -> &[u32] {
-    let full = tokens.len().saturating_sub(1) / PAGE_TOKENS * PAGE_TOKENS;
-    &tokens[..full]
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn the_same_prompt_again_computes_only_its_tail() {
-        let pool = PagePool::new(8);
-        let keys = BlockKeys::new(&[0; 32], b"");
-        let tokens: Vec<u32> = (0..150).collect();
-        let (mut table, cached) = BlockTable::with_cached_prefix(&pool, keys, &tokens);
-        assert_eq!(cached, 0);
-        assert_eq!(BlockTable::demand(&pool, &keys, &tokens, 200), 4);
-        for _ in 0..3 {
-            table.grow(&pool).unwrap();
+    /// KV of `computed` tokens stands: gives back the blocks that no later query sees.
+    pub fn pass(&mut self, computed: usize) {
+        let first = self.window.first_block(computed).min(self.pages.len());
+        if first <= self.first {
+            return;
         }
-        table.seal_full_blocks(&tokens);
-        let (again, cached) = BlockTable::with_cached_prefix(&pool, keys, &tokens);
-        assert_eq!(cached, 128);
-        assert_eq!(again.pages(), &table.pages()[..2]);
-        assert_eq!(
-            BlockTable::demand(&pool, &keys, &tokens, 200),
-            2,
-            "held pages cost nothing"
-        );
-        drop(again);
-        drop(table);
-        assert_eq!(
-            BlockTable::demand(&pool, &keys, &tokens, 200),
-            4,
-            "cached ones must be held"
-        );
-        // A prompt of exactly two blocks must leave one token to compute.
-        let (_, cached) = BlockTable::with_cached_prefix(&pool, keys, &tokens[..128]);
-        assert_eq!(cached, 64);
-    }
-
-    #[test]
-    fn another_continuation_shares_the_common_blocks_only() {
-        let pool = PagePool::new(8);
-        let keys = BlockKeys::new(&[0; 32], b"");
-        let mut tokens: Vec<u32> = (0..200).collect();
-        let (mut table, _) = BlockTable::with_cached_prefix(&pool, keys, &tokens);
-        for _ in 0..4 {
-            table.grow(&pool).unwrap();
+        self.pages[self.first..first].fill(NO_PAGE);
+        for page in self.refs.drain(..first - self.first) {
+            page.pass();
         }
-        table.seal_full_blocks(&tokens);
-        tokens[130] = 7;
-        let (mut other, cached) = BlockTable::with_cached_prefix(&pool, keys, &tokens);
-        assert_eq!(cached, 128);
-        other.grow(&pool).unwrap();
-        other.seal_full_blocks(&tokens[..192]);
-        let (third, cached) = BlockTable::with_cached_prefix(&pool, keys, &tokens);
-        assert_eq!(cached, 192);
-        assert_eq!(third.pages(), other.pages());
+        self.first = first;
     }
 }

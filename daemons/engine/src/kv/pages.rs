@@ -39,6 +39,8 @@ struct PageState {
     holders: u32,
     sealed: Option<Sealed>,
     used_at: u64,
+    /// A window passed it: hardly wanted again.
+    passed: bool,
 }
 
 #[derive(Clone, Copy, Debug)]
@@ -48,8 +50,9 @@ struct Sealed {
     depth: u32,
 }
 
-/// Order in which cached pages are given up: smallest first.
-type CacheRank = (u64, Reverse<u32>, u32);
+/// Order in which cached pages are given up, smallest first: what windows have passed before what
+/// sequences held to their end; then the longest unused; then the deepest of its chain.
+type CacheRank = (Reverse<bool>, u64, Reverse<u32>, u32);
 
 /// Counts of [`PagePool::usage`]; `held + cached + free == all`.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -66,6 +69,8 @@ pub struct PoolUse {
 pub struct PageRef {
     page: u32,
     pool: PagePool,
+    /// Hardly wanted again once given back.
+    passed: bool,
 }
 
 impl PagePool {
@@ -94,6 +99,7 @@ impl PagePool {
         Some(PageRef {
             page,
             pool: self.clone(),
+            passed: false,
         })
     }
 
@@ -114,6 +120,7 @@ impl PagePool {
             .map(|page| PageRef {
                 page,
                 pool: self.clone(),
+                passed: false,
             })
             .collect()
     }
@@ -131,6 +138,14 @@ impl PagePool {
             .filter(|&&p| inner.pages[p as usize].holders == 0)
             .count();
         (found.len(), cached)
+    }
+
+    /// Whether the pool has each of `keys`.
+    pub fn has(&self, keys: &[BlockKey]) -> Vec<bool> {
+        let inner = self.inner.borrow();
+        keys.iter()
+            .map(|key| inner.by_key.contains_key(key))
+            .collect()
     }
 
     /// Pages that `allocate` can hand out: free and cached ones.
@@ -164,6 +179,7 @@ impl Inner {
     fn rank(&self, page: u32) -> CacheRank {
         let state = &self.pages[page as usize];
         (
+            Reverse(state.passed),
             state.used_at,
             Reverse(state.sealed.map_or(0, |s| s.depth)),
             page,
@@ -171,7 +187,7 @@ impl Inner {
     }
 
     fn evict(&mut self) -> Option<u32> {
-        let (_, _, page) = self.cached.pop_first()?;
+        let (.., page) = self.cached.pop_first()?;
         if let Some(sealed) = self.pages[page as usize].sealed.take() {
             self.by_key.remove(&sealed.key);
         }
@@ -187,14 +203,15 @@ impl Inner {
         }
     }
 
-    fn release(&mut self, page: u32, used_at: u64) {
+    fn release(&mut self, page: u32, passed: bool) {
+        let used_at = self.tick;
         let state = &mut self.pages[page as usize];
         state.holders -= 1;
         if state.holders > 0 {
             return;
         }
         if state.sealed.is_some() {
-            state.used_at = used_at;
+            (state.used_at, state.passed) = (used_at, passed);
             let rank = self.rank(page);
             self.cached.insert(rank);
         } else {
@@ -214,13 +231,18 @@ impl PageRef {
     pub fn seal(&self, key: BlockKey, depth: u32) {
         self.pool.inner.borrow_mut().seal(self.page, key, depth);
     }
+
+    /// Gives the share back as one that is hardly wanted again: a window has passed the page. Cached, it
+    /// is given up before any that a sequence held to its end.
+    pub fn pass(mut self) {
+        self.passed = true;
+    }
 }
 
 impl Drop for PageRef {
     fn drop(&mut self) {
         let mut inner = self.pool.inner.borrow_mut();
-        let now = inner.tick;
-        inner.release(self.page, now);
+        inner.release(self.page, self.passed);
     }
 }
 

@@ -1,38 +1,24 @@
-use super::{Hyperparameters, Model, ModelError, weights::TensorSource};
-use crate::forward::{Activations, Batch};
-use vitriol_kernels_cpu::{Cpu, KvStore, PanelMatrix};
+use super::{
+    Hyperparameters, Model, ModelError, Tap, attention::AnyAttention, feed_forward::FeedForward,
+    layer_inputs::LayerInput, weights::TensorSource,
+};
+use crate::forward::{Activations, Batch, KvStores};
 
-/// Weights of one block: attention, then a gated feed-forward network, each on the normed residual
-/// stream and added to it.
+/// Weights of one block: attention, then a feed-forward network, each on the normed residual stream and
+/// added to it, in some families normed once more.
 ///
-/// Shapes: matrices are (outputs, inputs); q heads n_heads · head_dim, kv heads n_kv_heads · head_dim;
-/// biases as their matrix's outputs; q_norm, k_norm (head_dim).
+/// Shapes: norms (d_model)
 #[derive(Debug)]
 pub struct DecoderLayer {
     attn_norm: Vec<f32>,
-    wq: PanelMatrix,
-    wk: PanelMatrix,
-    wv: PanelMatrix,
-    qkv_bias: Option<QkvBias>,
-    qk_norm: Option<QkNorm>,
-    wo: PanelMatrix,
+    attention: AnyAttention,
+    post_attention_norm: Option<Vec<f32>>,
     ffn_norm: Vec<f32>,
-    gate: PanelMatrix,
-    up: PanelMatrix,
-    down: PanelMatrix,
-}
-
-#[derive(Debug)]
-struct QkvBias {
-    q: Vec<f32>,
-    k: Vec<f32>,
-    v: Vec<f32>,
-}
-
-#[derive(Debug)]
-struct QkNorm {
-    q: Vec<f32>,
-    k: Vec<f32>,
+    ffn: FeedForward,
+    post_ffn_norm: Option<Vec<f32>>,
+    layer_input: Option<LayerInput>,
+    /// What the residual stream is multiplied by in the end.
+    output_scale: Option<f32>,
 }
 
 impl DecoderLayer {
@@ -41,112 +27,76 @@ impl DecoderLayer {
         hyper: &Hyperparameters,
         index: usize,
     ) -> Result<Self, ModelError> {
-        let (d, ff) = (hyper.d_model, hyper.d_ff);
-        let (q, kv) = (
-            hyper.n_heads * hyper.head_dim,
-            hyper.n_kv_heads * hyper.head_dim,
-        );
-        let name = |part: &str| format!("blk.{index}.{part}");
-        let architecture = hyper.architecture;
-        let has_bias = || source.has(&name("attn_q.bias"));
-        let qkv_bias = match architecture.qkv_bias().unwrap_or_else(has_bias) {
-            true => Some(QkvBias {
-                q: source.vector(&name("attn_q.bias"), q)?,
-                k: source.vector(&name("attn_k.bias"), kv)?,
-                v: source.vector(&name("attn_v.bias"), kv)?,
-            }),
-            false => None,
+        let d = hyper.d_model;
+        let shape = &hyper.layers[index];
+        let name = |part: &str| format!("blk.{index}.{part}.weight");
+        let mut output_norm = |part| match hyper.architecture.traits().norms_block_outputs {
+            true => source.vector(&name(part), d).map(Some),
+            false => Ok(None),
         };
-        let qk_norm = match architecture.has_qk_norm() {
-            true => Some(QkNorm {
-                q: source.vector(&name("attn_q_norm.weight"), hyper.head_dim)?,
-                k: source.vector(&name("attn_k_norm.weight"), hyper.head_dim)?,
-            }),
-            false => None,
-        };
+        let post_attention_norm = output_norm("post_attention_norm")?;
+        let post_ffn_norm = output_norm("post_ffw_norm")?;
         Ok(Self {
-            attn_norm: source.vector(&name("attn_norm.weight"), d)?,
-            wq: source.matrix(&name("attn_q.weight"), q, d)?,
-            wk: source.matrix(&name("attn_k.weight"), kv, d)?,
-            wv: source.matrix(&name("attn_v.weight"), kv, d)?,
-            qkv_bias,
-            qk_norm,
-            wo: source.matrix(&name("attn_output.weight"), d, q)?,
-            ffn_norm: source.vector(&name("ffn_norm.weight"), d)?,
-            gate: source.matrix(&name("ffn_gate.weight"), ff, d)?,
-            up: source.matrix(&name("ffn_up.weight"), ff, d)?,
-            down: source.matrix(&name("ffn_down.weight"), d, ff)?,
+            attn_norm: source.vector(&name("attn_norm"), d)?,
+            attention: AnyAttention::load(source, hyper, shape, index)?,
+            post_attention_norm,
+            ffn_norm: source.vector(&name(hyper.architecture.traits().ffn_norm), d)?,
+            ffn: FeedForward::load(source, hyper, shape, index)?,
+            post_ffn_norm,
+            layer_input: match hyper.d_layer_input {
+                Some(width) => Some(LayerInput::load(source, d, width, index)?),
+                None => None,
+            },
+            output_scale: source
+                .optional_vector(&name("layer_output_scale"), 1)?
+                .map(|scale| scale[0]),
         })
     }
 
-    /// Bytes of the layer's weights as they lie in memory.
-    pub(super) fn bytes(&self) -> usize {
-        let matrices = [
-            &self.wq, &self.wk, &self.wv, &self.wo, &self.gate, &self.up, &self.down,
-        ];
-        let bias = self.qkv_bias.iter().flat_map(|b| [&b.q, &b.k, &b.v]);
-        let norms = self.qk_norm.iter().flat_map(|n| [&n.q, &n.k]);
-        let vectors = bias.chain(norms).chain([&self.attn_norm, &self.ffn_norm]);
-        matrices.iter().map(|m| m.bytes()).sum::<usize>()
-            + vectors.map(|v| v.len() * 4).sum::<usize>()
+    /// Inner width of its dense feed-forward network; 0 without one.
+    pub(super) fn ffn_width(&self) -> usize {
+        self.ffn.dense_width()
     }
 
-    /// `act.x += attention(norm(act.x)); act.x += ffn(norm(act.x))` for every row of the batch;
-    /// writes the rows' K and V into layer `layer` of `kv` first.
+    /// `x += attention(norm(x)); x += ffn(norm(x))` for every row of the batch, `x` the residual stream
+    /// of `act`; writes the rows' K and V into their place in `kv` first.
     pub fn forward(
         &self,
         model: &Model,
         layer: usize,
         batch: &Batch<'_>,
-        kv: &mut KvStore,
+        kv: &mut KvStores,
         act: &mut Activations,
+        tap: &mut dyn Tap,
     ) {
-        let device: &Cpu = &model.device;
-        let hyper = &model.hyper;
-        let n = batch.len();
+        let (device, hyper, n) = (&model.device, &model.hyper, batch.len());
         let (d, eps) = (hyper.d_model, hyper.rms_eps);
-        let Activations {
-            x,
-            normed,
-            q,
-            k,
-            v,
-            attended,
-            gate,
-            up,
-            hidden,
-            delta,
-            angles,
-            ..
-        } = act;
 
-        device.rms_norm(x, &self.attn_norm, eps, n, d, normed);
-        device.matmul_many(
-            &mut [(&self.wq, q), (&self.wk, k), (&self.wv, v)],
-            normed,
-            n,
-        );
-        if let Some(bias) = &self.qkv_bias {
-            device.add_bias(q, &bias.q);
-            device.add_bias(k, &bias.k);
-            device.add_bias(v, &bias.v);
-        }
-        if let Some(norm) = &self.qk_norm {
-            device.rms_norm_in_place(q, &norm.q, eps);
-            device.rms_norm_in_place(k, &norm.k, eps);
-        }
-        device.rope(angles, q, hyper.head_dim);
-        device.rope(angles, k, hyper.head_dim);
-        device.kv_write(kv, layer, k, v, &batch.places);
-        let scale = hyper.attention_scale;
-        device.attention(kv, layer, q, hyper.n_heads, &batch.runs, scale, attended);
-        device.matmul(&self.wo, attended, n, delta);
-        device.add_assign(x, delta);
+        device.rms_norm(&act.x, &self.attn_norm, eps, n, d, &mut act.normed);
+        self.attention.forward(model, layer, batch, kv, act);
+        add_output(model, self.post_attention_norm.as_deref(), act);
 
-        device.rms_norm(x, &self.ffn_norm, eps, n, d, normed);
-        device.matmul_many(&mut [(&self.gate, gate), (&self.up, up)], normed, n);
-        device.silu_mul(gate, up, hidden);
-        device.matmul(&self.down, hidden, n, delta);
-        device.add_assign(x, delta);
+        device.rms_norm(&act.x, &self.ffn_norm, eps, n, d, &mut act.normed);
+        self.ffn.forward(model, layer, n, act, tap);
+        add_output(model, self.post_ffn_norm.as_deref(), act);
+        if let Some(input) = &self.layer_input {
+            input.forward(model, layer, n, act);
+        }
+        if let Some(scale) = self.output_scale {
+            device.scale(&mut act.x, scale);
+        }
+        tap.layer_output(layer, &act.x, n);
     }
+}
+
+/// `x += scale · norm(delta)`.
+fn add_output(model: &Model, norm: Option<&[f32]>, act: &mut Activations) {
+    let (device, hyper) = (&model.device, &model.hyper);
+    if let Some(norm) = norm {
+        device.rms_norm_in_place(&mut act.delta, norm, hyper.rms_eps);
+    }
+    if hyper.residual_scale != 1.0 {
+        device.scale(&mut act.delta, hyper.residual_scale);
+    }
+    device.add_assign(&mut act.x, &act.delta);
 }

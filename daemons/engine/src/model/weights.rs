@@ -1,8 +1,38 @@
 use super::ModelError;
 use std::collections::HashSet;
 use vitriol_gguf::{Gguf, Tensor};
-use vitriol_kernels_core::dequantise_row;
-use vitriol_kernels_cpu::PanelMatrix;
+use vitriol_kernels_core::{TensorType, dequantise_row};
+use vitriol_kernels_cpu::{Cpu, PanelMatrix};
+
+/// y = w·x + bias.
+#[derive(Debug)]
+pub struct Linear {
+    /// (outputs, inputs)
+    pub w: PanelMatrix,
+    /// (outputs)
+    pub bias: Option<Vec<f32>>,
+}
+
+impl Linear {
+    pub fn new(w: PanelMatrix, bias: Option<Vec<f32>>) -> Self {
+        Self { w, bias }
+    }
+
+    /// The product for `n` rows of `x`.
+    ///
+    /// Shapes: x (n, inputs); out (n, outputs)
+    pub fn forward(&self, device: &Cpu, x: &[f32], n: usize, out: &mut [f32]) {
+        device.matmul(&self.w, x, n, out);
+        self.add_bias(device, out);
+    }
+
+    /// Adds the bias to rows that were multiplied already.
+    pub fn add_bias(&self, device: &Cpu, out: &mut [f32]) {
+        if let Some(bias) = &self.bias {
+            device.add_bias(out, bias);
+        }
+    }
+}
 
 /// How far the weights are read, bytes of the file's tensors.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -11,13 +41,32 @@ pub struct LoadProgress {
     pub bytes_all: u64,
 }
 
+/// What of a matrix is repacked.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Packing {
+    Whole,
+    /// Only the first block of the first matrix: it proves the type and tells the size, and takes
+    /// nearly nothing.
+    FirstBlock,
+}
+
+/// What all tensors of a file amount to.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Totals {
+    pub parameters: u64,
+    /// Bytes of all weights as they lie in memory; where only first blocks were packed, an estimate that
+    /// takes every block to be like the first.
+    pub weights_bytes: u64,
+}
+
 /// Hands out a file's tensors once each, checking name, shape and type.
 pub struct TensorSource<'a> {
     gguf: &'a Gguf,
+    packing: Packing,
     used: HashSet<String>,
     progress: &'a mut dyn FnMut(LoadProgress),
     state: LoadProgress,
-    parameters: u64,
+    totals: Totals,
 }
 
 impl<'a> TensorSource<'a> {
@@ -30,10 +79,23 @@ impl<'a> TensorSource<'a> {
         progress(state);
         Self {
             gguf,
+            packing: Packing::Whole,
             used: HashSet::new(),
             progress,
             state,
-            parameters: 0,
+            totals: Totals {
+                parameters: 0,
+                weights_bytes: 0,
+            },
+        }
+    }
+
+    /// For a look at whether the file can be run: of every tensor only a first block is packed, so
+    /// what is built from it computes nothing, and of experts there is one.
+    pub fn to_check(gguf: &'a Gguf, progress: &'a mut dyn FnMut(LoadProgress)) -> Self {
+        Self {
+            packing: Packing::FirstBlock,
+            ..Self::new(gguf, progress)
         }
     }
 
@@ -49,38 +111,244 @@ impl<'a> TensorSource<'a> {
         cols: usize,
     ) -> Result<PanelMatrix, ModelError> {
         let tensor = self.take(name, &[cols as u64, rows as u64])?;
-        let packed =
-            PanelMatrix::pack(tensor.tensor_type, rows, cols, tensor.bytes).map_err(|source| {
-                ModelError::Pack {
-                    file: self.gguf.path().into(),
-                    tensor: name.to_owned(),
-                    source,
-                }
-            })?;
+        let packed = self.pack(&tensor, rows, cols, tensor.bytes)?;
         self.count(&tensor);
         Ok(packed)
     }
 
+    /// Several matrices that lie below each other in one tensor (cols, Σ rows).
+    pub fn stacked<const N: usize>(
+        &mut self,
+        name: &str,
+        rows: [usize; N],
+        cols: usize,
+    ) -> Result<[PanelMatrix; N], ModelError> {
+        let all_rows: usize = rows.iter().sum();
+        let tensor = self.take(name, &[cols as u64, all_rows as u64])?;
+        let packed = self.pack_stacked(&tensor, tensor.bytes, rows, cols)?;
+        self.count(&tensor);
+        Ok(packed)
+    }
+
+    /// For each of `count` experts the matrices that lie below each other in its part of a tensor
+    /// (cols, Σ rows, count).
+    pub fn experts<const N: usize>(
+        &mut self,
+        name: &str,
+        count: usize,
+        rows: [usize; N],
+        cols: usize,
+    ) -> Result<Vec<[PanelMatrix; N]>, ModelError> {
+        let all_rows: usize = rows.iter().sum();
+        let tensor = self.take(name, &[cols as u64, all_rows as u64, count as u64])?;
+        let packed = match self.packing {
+            Packing::Whole => count,
+            Packing::FirstBlock => 1,
+        };
+        let before = self.totals.weights_bytes;
+        let experts = tensor
+            .bytes
+            .chunks_exact(tensor.bytes.len() / count)
+            .take(packed)
+            .map(|expert| self.pack_stacked(&tensor, expert, rows, cols))
+            .collect::<Result<_, _>>()?;
+        let taken = self.totals.weights_bytes - before;
+        self.totals.weights_bytes = before + taken * (count / packed) as u64;
+        self.count(&tensor);
+        Ok(experts)
+    }
+
+    fn pack_stacked<const N: usize>(
+        &mut self,
+        tensor: &Tensor<'_>,
+        bytes: &[u8],
+        rows: [usize; N],
+        cols: usize,
+    ) -> Result<[PanelMatrix; N], ModelError> {
+        let row_bytes = bytes.len() / rows.iter().sum::<usize>();
+        let mut rest = bytes;
+        try_each(rows, |rows| {
+            let (matrix, later) = rest.split_at(rows * row_bytes);
+            rest = later;
+            self.pack(tensor, rows, cols, matrix)
+        })
+    }
+
+    /// The matrices of each head's keys, transposed to (rank, keys), and values (values, rank) of a tensor
+    /// that has them below each other, head by head.
+    pub fn keys_and_values(
+        &mut self,
+        name: &str,
+        heads: usize,
+        keys: usize,
+        values: usize,
+        rank: usize,
+    ) -> Result<(Vec<PanelMatrix>, Vec<PanelMatrix>), ModelError> {
+        let rows = heads * (keys + values);
+        let tensor = self.take(name, &[rank as u64, rows as u64])?;
+        let row_bytes = tensor.bytes.len() / rows;
+        let mut matrices = (Vec::with_capacity(heads), Vec::with_capacity(heads));
+        let packed = match self.packing {
+            Packing::Whole => heads,
+            Packing::FirstBlock => 1,
+        };
+        let before = self.totals.weights_bytes;
+        for head in tensor
+            .bytes
+            .chunks_exact(row_bytes * (keys + values))
+            .take(packed)
+        {
+            let (of_keys, of_values) = head.split_at(row_bytes * keys);
+            let mut decoded = vec![0.0; keys * rank];
+            self.decode(&tensor, of_keys, &mut decoded)?;
+            let transposed: Vec<u8> = (0..rank)
+                .flat_map(|column| decoded[column..].iter().step_by(rank))
+                .flat_map(|value| value.to_le_bytes())
+                .collect();
+            let as_f32 = Tensor {
+                tensor_type: TensorType::F32,
+                ..tensor
+            };
+            matrices
+                .0
+                .push(self.pack(&as_f32, rank, keys, &transposed)?);
+            matrices
+                .1
+                .push(self.pack(&tensor, values, rank, of_values)?);
+        }
+        let taken = self.totals.weights_bytes - before;
+        self.totals.weights_bytes = before + taken * (heads / packed) as u64;
+        self.count(&tensor);
+        Ok(matrices)
+    }
+
+    /// The matrix `NAME.weight`, with `NAME.bias` where the file has it.
+    pub fn linear(&mut self, name: &str, rows: usize, cols: usize) -> Result<Linear, ModelError> {
+        Ok(Linear {
+            w: self.matrix(&format!("{name}.weight"), rows, cols)?,
+            bias: self.optional_vector(&format!("{name}.bias"), rows)?,
+        })
+    }
+
+    fn pack(
+        &mut self,
+        tensor: &Tensor<'_>,
+        rows: usize,
+        cols: usize,
+        bytes: &[u8],
+    ) -> Result<PanelMatrix, ModelError> {
+        let block = tensor.tensor_type.block_len();
+        let (packed_rows, packed_cols, bytes) = match self.packing {
+            Packing::FirstBlock if cols.is_multiple_of(block) => {
+                (1, block, &bytes[..tensor.tensor_type.block_bytes()])
+            }
+            _ => (rows, cols, bytes),
+        };
+        let packed = PanelMatrix::pack(tensor.tensor_type, packed_rows, packed_cols, bytes);
+        let packed = packed.map_err(|source| ModelError::Pack {
+            file: self.gguf.path().into(),
+            tensor: tensor.name.to_owned(),
+            source,
+        })?;
+        // Panels are 16 rows high, and each column takes what the others do.
+        let panels = rows.div_ceil(16) / packed_rows.div_ceil(16);
+        self.totals.weights_bytes += (packed.bytes() * panels) as u64 * (cols / packed_cols) as u64;
+        Ok(packed)
+    }
+
+    /// [`Self::vector`] where the file has it.
+    pub fn optional_vector(
+        &mut self,
+        name: &str,
+        len: usize,
+    ) -> Result<Option<Vec<f32>>, ModelError> {
+        match self.has(name) {
+            true => self.vector(name, len).map(Some),
+            false => Ok(None),
+        }
+    }
+
+    /// For each of `count` experts its vector in a tensor (len, count); nothing where the file lacks it.
+    pub fn expert_vectors(
+        &mut self,
+        name: &str,
+        count: usize,
+        len: usize,
+    ) -> Result<std::vec::IntoIter<Vec<f32>>, ModelError> {
+        if !self.has(name) {
+            return Ok(Vec::new().into_iter());
+        }
+        let all = self.numbers(name, &[len as u64, count as u64])?;
+        let vectors: Vec<Vec<f32>> = all.chunks_exact(len).map(<[f32]>::to_vec).collect();
+        Ok(vectors.into_iter())
+    }
+
+    /// Outputs of a matrix, if the file has it.
+    pub fn rows(&self, name: &str) -> Option<usize> {
+        let tensor = self.gguf.tensor(name)?;
+        usize::try_from(*tensor.dims.get(1)?).ok()
+    }
+
+    /// The file lacks a tensor that it needs.
+    pub fn missing(&self, name: &str) -> ModelError {
+        ModelError::MissingTensor {
+            file: self.gguf.path().into(),
+            tensor: name.to_owned(),
+        }
+    }
+
+    /// A tensor that this configuration does not need.
+    pub fn leave(&mut self, name: &str) {
+        if let Some(tensor) = self.gguf.tensor(name) {
+            self.used.insert(name.to_owned());
+            self.count(&tensor);
+        }
+    }
+
+    /// All tensors of a block that this configuration does not need.
+    pub fn leave_block(&mut self, index: usize) {
+        let prefix = format!("blk.{index}.");
+        let of_block = self.gguf.tensors().filter(|t| t.name.starts_with(&prefix));
+        let names: Vec<String> = of_block.map(|tensor| tensor.name.to_owned()).collect();
+        for name in names {
+            self.leave(&name);
+        }
+    }
+
     /// A vector of `len` numbers as f32.
     pub fn vector(&mut self, name: &str, len: usize) -> Result<Vec<f32>, ModelError> {
-        let tensor = self.take(name, &[len as u64])?;
+        self.numbers(name, &[len as u64])
+    }
+
+    /// A tensor of this shape as f32, one row after the other.
+    pub fn numbers(&mut self, name: &str, shape: &[u64]) -> Result<Vec<f32>, ModelError> {
+        let tensor = self.take(name, shape)?;
+        let len = shape.iter().product::<u64>() as usize;
         let mut values = vec![0.0; len];
-        dequantise_row(tensor.tensor_type, tensor.bytes, &mut values).map_err(|_| {
-            ModelError::TensorType {
-                file: self.gguf.path().into(),
-                tensor: name.to_owned(),
-                tensor_type: tensor.tensor_type.name(),
-            }
-        })?;
+        self.decode(&tensor, tensor.bytes, &mut values)?;
+        self.totals.weights_bytes += 4 * len as u64;
         self.count(&tensor);
         Ok(values)
     }
 
-    /// Parameters read in all. Errors: the file holds tensors nobody asked for.
-    pub fn finish(self) -> Result<u64, ModelError> {
+    fn decode(
+        &self,
+        tensor: &Tensor<'_>,
+        bytes: &[u8],
+        values: &mut [f32],
+    ) -> Result<(), ModelError> {
+        dequantise_row(tensor.tensor_type, bytes, values).map_err(|_| ModelError::TensorType {
+            file: self.gguf.path().into(),
+            tensor: tensor.name.to_owned(),
+            tensor_type: tensor.tensor_type.name(),
+        })
+    }
+
+    /// What was read in all. Errors: the file holds tensors nobody asked for.
+    pub fn finish(self) -> Result<Totals, ModelError> {
         let mut unused = self.gguf.tensors().filter(|t| !self.used.contains(t.name));
         match unused.next() {
-            None => Ok(self.parameters),
+            None => Ok(self.totals),
             Some(first) => Err(ModelError::UnusedTensors {
                 file: self.gguf.path().into(),
                 count: 1 + unused.count(),
@@ -91,17 +359,11 @@ impl<'a> TensorSource<'a> {
 
     fn take(&mut self, name: &str, shape: &[u64]) -> Result<Tensor<'a>, ModelError> {
         let file = || self.gguf.path().to_owned();
-        let missing = || ModelError::MissingTensor {
-            file: file(),
-            tensor: name.to_owned(),
-        };
-        let tensor = self.gguf.tensor(name).ok_or_else(missing)?;
-        let significant = tensor
-            .dims
-            .iter()
-            .rposition(|&d| d != 1)
-            .map_or(1, |last| last + 1);
-        if tensor.dims[..significant.max(shape.len()).min(tensor.dims.len())] != *shape {
+        let tensor = self.gguf.tensor(name).ok_or_else(|| self.missing(name))?;
+        // Trailing dimensions of 1 may be left out.
+        let significant = |dims: &[u64]| dims.iter().rposition(|&d| d != 1).map_or(0, |at| at + 1);
+        let (found, expected) = (significant(tensor.dims), significant(shape));
+        if tensor.dims[..found] != shape[..expected] {
             return Err(ModelError::Shape {
                 file: file(),
                 tensor: name.to_owned(),
@@ -121,8 +383,24 @@ impl<'a> TensorSource<'a> {
     }
 
     fn count(&mut self, tensor: &Tensor<'_>) {
-        self.parameters += tensor.n_elements();
+        self.totals.parameters += tensor.n_elements();
         self.state.bytes_done += tensor.bytes.len() as u64;
         (self.progress)(self.state);
+    }
+}
+
+/// `f` of each element; the first error ends it.
+fn try_each<const N: usize, T, U, E>(
+    from: [T; N],
+    mut f: impl FnMut(T) -> Result<U, E>,
+) -> Result<[U; N], E> {
+    let mut failed = None;
+    let mapped = from.map(|item| match &failed {
+        None => f(item).map_err(|error| failed = Some(error)).ok(),
+        Some(_) => None,
+    });
+    match failed {
+        Some(error) => Err(error),
+        None => Ok(mapped.map(|item| item.expect("no error means a value"))),
     }
 }

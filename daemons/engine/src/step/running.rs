@@ -1,6 +1,6 @@
 use super::snapshot::{SlotSnapshot, SlotState};
 use crate::{
-    kv::{BlockTable, PAGE_TOKENS},
+    kv::{BlockTables, Growth},
     scheduler::Phase,
     sequence::{EndReason, NewSequence},
 };
@@ -11,7 +11,7 @@ use std::sync::Arc;
 pub struct Running {
     pub new: NewSequence,
     pub slot: u32,
-    pub table: BlockTable,
+    pub tables: BlockTables,
     /// Prompt and generated tokens.
     pub tokens: Vec<u32>,
     /// Tokens whose KV stands.
@@ -21,13 +21,13 @@ pub struct Running {
 }
 
 impl Running {
-    pub fn new(new: NewSequence, slot: u32, table: BlockTable, tokens_cached: usize) -> Self {
+    pub fn new(new: NewSequence, slot: u32, tables: BlockTables, tokens_cached: usize) -> Self {
         let mut tokens = Vec::with_capacity(new.prompt.len() + new.tokens_max);
         tokens.extend_from_slice(&new.prompt);
         Self {
             new,
             slot,
-            table,
+            tables,
             tokens,
             computed: tokens_cached,
             tokens_cached,
@@ -53,10 +53,12 @@ impl Running {
         }
     }
 
-    /// Pages it may still take from the pool.
-    pub fn pages_promised(&self) -> usize {
-        let most = (self.new.prompt.len() + self.new.tokens_max).div_ceil(PAGE_TOKENS);
-        most.saturating_sub(self.table.pages().len())
+    /// How far it may still grow.
+    pub fn growth(&self) -> Growth {
+        Growth {
+            tokens_max: self.new.prompt.len() + self.new.tokens_max,
+            blocks: self.tables.blocks(),
+        }
     }
 
     /// The next `n` tokens without KV.
@@ -67,7 +69,7 @@ impl Running {
     /// KV of `n` more tokens stands.
     pub fn advance(&mut self, n: usize) {
         self.computed += n;
-        self.table.seal_full_blocks(&self.tokens[..self.computed]);
+        self.tables.advance(&self.tokens[..self.computed]);
     }
 
     /// Takes a sampled token and decides whether it was the last.

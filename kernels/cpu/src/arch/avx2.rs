@@ -104,15 +104,21 @@ impl Simd for Avx2 {
         })
     }
     #[inline(always)]
-    fn keep_first(self, v: Self::F, n: usize, fill: f32) -> Self::F {
+    fn keep(self, v: Self::F, from: usize, to: usize, fill: f32) -> Self::F {
         both!(h => {
             let lane = _mm256_add_epi32(
                 _mm256_setr_epi32(0, 1, 2, 3, 4, 5, 6, 7),
                 _mm256_set1_epi32(8 * h as i32),
             );
-            let keep = _mm256_cmpgt_epi32(_mm256_set1_epi32(n as i32), lane);
+            let below = _mm256_cmpgt_epi32(_mm256_set1_epi32(to as i32), lane);
+            let before = _mm256_cmpgt_epi32(_mm256_set1_epi32(from as i32), lane);
+            let keep = _mm256_andnot_si256(before, below);
             _mm256_blendv_ps(_mm256_set1_ps(fill), v[h], _mm256_castsi256_ps(keep))
         })
+    }
+    #[inline(always)]
+    fn select_less(self, a: Self::F, b: Self::F, x: Self::F, y: Self::F) -> Self::F {
+        both!(h => _mm256_blendv_ps(y[h], x[h], _mm256_cmp_ps::<_CMP_LT_OQ>(a[h], b[h])))
     }
     #[inline(always)]
     unsafe fn load_bits(self, p: *const u8) -> Self::Bits {
@@ -151,6 +157,37 @@ impl Simd for Avx2 {
             let words = _mm256_cvtepu16_epi32(_mm_loadu_si128(p.add(8 * h).cast()));
             _mm256_castsi256_ps(_mm256_slli_epi32::<16>(words))
         })
+    }
+    #[inline(always)]
+    unsafe fn load_i8(self, p: *const i8) -> Self::F {
+        // SAFETY: witness; readable for 16 i8 by this function's contract.
+        both!(h => {
+            let bytes = _mm_loadl_epi64(p.add(8 * h).cast());
+            _mm256_cvtepi32_ps(_mm256_cvtepi8_epi32(bytes))
+        })
+    }
+    #[inline(always)]
+    unsafe fn load_nibbles(self, p: *const u8) -> Self::F {
+        // SAFETY: witness; readable for 8 bytes by this function's contract.
+        unsafe {
+            let words = _mm256_cvtepu8_epi32(_mm_loadl_epi64(p.cast()));
+            let low = _mm256_and_si256(words, _mm256_set1_epi32(15));
+            [
+                _mm256_cvtepi32_ps(low),
+                _mm256_cvtepi32_ps(_mm256_srli_epi32::<4>(words)),
+            ]
+        }
+    }
+    #[inline(always)]
+    unsafe fn store_f16(self, p: *mut u16, v: Self::F) {
+        // SAFETY: witness; writable for 16 u16 by this function's contract.
+        unsafe {
+            _mm_storeu_si128(p.cast(), _mm256_cvtps_ph::<_MM_FROUND_TO_NEAREST_INT>(v[0]));
+            _mm_storeu_si128(
+                p.add(8).cast(),
+                _mm256_cvtps_ph::<_MM_FROUND_TO_NEAREST_INT>(v[1]),
+            );
+        }
     }
     #[inline(always)]
     fn prefetch(self, p: *const u8) {

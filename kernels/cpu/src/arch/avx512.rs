@@ -84,9 +84,18 @@ impl Simd for Avx512 {
         })
     }
     #[inline(always)]
-    fn keep_first(self, v: Self::F, n: usize, fill: f32) -> Self::F {
-        let keep = if n >= 16 { u16::MAX } else { (1u16 << n) - 1 };
+    fn keep(self, v: Self::F, from: usize, to: usize, fill: f32) -> Self::F {
+        let below = |n: usize| if n >= 16 { u16::MAX } else { (1u16 << n) - 1 };
+        let keep = below(to) & !below(from);
         op!(_mm512_mask_mov_ps(_mm512_set1_ps(fill), keep, v))
+    }
+    #[inline(always)]
+    fn select_less(self, a: Self::F, b: Self::F, x: Self::F, y: Self::F) -> Self::F {
+        op!(_mm512_mask_mov_ps(
+            y,
+            _mm512_cmp_ps_mask::<_CMP_LT_OQ>(a, b),
+            x
+        ))
     }
     #[inline(always)]
     unsafe fn load_bits(self, p: *const u8) -> Self::Bits {
@@ -117,6 +126,26 @@ impl Simd for Avx512 {
             let words = _mm512_cvtepu16_epi32(_mm256_loadu_si256(p.cast()));
             _mm512_castsi512_ps(_mm512_slli_epi32::<16>(words))
         }
+    }
+    #[inline(always)]
+    unsafe fn load_i8(self, p: *const i8) -> Self::F {
+        // SAFETY: witness; readable for 16 i8 by this function's contract.
+        unsafe { _mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(_mm_loadu_si128(p.cast()))) }
+    }
+    #[inline(always)]
+    unsafe fn load_nibbles(self, p: *const u8) -> Self::F {
+        // SAFETY: witness; readable for 8 bytes by this function's contract.
+        unsafe {
+            let low = _mm_loadl_epi64(p.cast());
+            let high = _mm_srli_epi16::<4>(low);
+            let nibbles = _mm_and_si128(_mm_unpacklo_epi64(low, high), _mm_set1_epi8(15));
+            _mm512_cvtepi32_ps(_mm512_cvtepu8_epi32(nibbles))
+        }
+    }
+    #[inline(always)]
+    unsafe fn store_f16(self, p: *mut u16, v: Self::F) {
+        // SAFETY: witness; writable for 16 u16 by this function's contract.
+        unsafe { _mm256_storeu_si256(p.cast(), _mm512_cvtps_ph::<_MM_FROUND_TO_NEAREST_INT>(v)) }
     }
     #[inline(always)]
     fn prefetch(self, p: *const u8) {

@@ -1,4 +1,4 @@
-use vitriol_kernels_core::half::{bf16_to_f32, f16_to_f32};
+use vitriol_kernels_core::half::{bf16_to_f32, f16_to_f32, f32_to_f16};
 
 use crate::simd::Simd;
 
@@ -75,8 +75,12 @@ impl Simd for Scalar {
         lanes!(i => f32::from_bits(v[i].to_bits().wrapping_add(t[i].to_bits() << 23)))
     }
     #[inline(always)]
-    fn keep_first(self, v: Self::F, n: usize, fill: f32) -> Self::F {
-        lanes!(i => if i < n { v[i] } else { fill })
+    fn keep(self, v: Self::F, from: usize, to: usize, fill: f32) -> Self::F {
+        lanes!(i => if i >= from && i < to { v[i] } else { fill })
+    }
+    #[inline(always)]
+    fn select_less(self, a: Self::F, b: Self::F, x: Self::F, y: Self::F) -> Self::F {
+        lanes!(i => if a[i] < b[i] { x[i] } else { y[i] })
     }
     #[inline(always)]
     unsafe fn load_bits(self, p: *const u8) -> Self::Bits {
@@ -106,6 +110,23 @@ impl Simd for Scalar {
         // SAFETY: readable for 16 u16 by this function's contract.
         let halves = unsafe { p.cast::<[u16; 16]>().read_unaligned() };
         lanes!(i => bf16_to_f32(halves[i]))
+    }
+    #[inline(always)]
+    unsafe fn load_i8(self, p: *const i8) -> Self::F {
+        // SAFETY: readable for 16 i8 by this function's contract.
+        let bytes = unsafe { p.cast::<[i8; 16]>().read_unaligned() };
+        lanes!(i => f32::from(bytes[i]))
+    }
+    #[inline(always)]
+    unsafe fn load_nibbles(self, p: *const u8) -> Self::F {
+        // SAFETY: readable for 8 bytes by this function's contract.
+        let bytes = unsafe { p.cast::<[u8; 8]>().read_unaligned() };
+        lanes!(i => f32::from(bytes[i % 8] >> (i / 8 * 4) & 15))
+    }
+    #[inline(always)]
+    unsafe fn store_f16(self, p: *mut u16, v: Self::F) {
+        // SAFETY: writable for 16 u16 by this function's contract.
+        unsafe { p.cast::<[u16; 16]>().write_unaligned(v.map(f32_to_f16)) }
     }
     #[inline(always)]
     fn prefetch(self, _p: *const u8) {}

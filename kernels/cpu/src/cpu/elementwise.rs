@@ -1,6 +1,7 @@
 use super::{Cpu, Shared};
-use crate::kv::{HEAD_DIM_MAX, KvPlace, KvStore, PAGE_TOKENS};
+use crate::kv::{KvPlace, KvStore, PAGE_TOKENS, Side};
 use crate::rope::RopeAngles;
+use crate::table::Clamped;
 
 /// Elements per item of an elementwise op: below that a dispatch costs more than it saves.
 const ITEM_LEN: usize = 16 << 10;
@@ -25,23 +26,32 @@ impl Cpu {
     }
 
     /// As [`Cpu::rms_norm`] on every stretch of `w.len()` elements of `x`, in place: the norm of each
-    /// head of q or k.
+    /// head of q or k, or of whole rows.
     ///
-    /// Shapes: x (rows, d); w (d), d ≤ 256
+    /// Shapes: x (rows, d); w (d)
     pub fn rms_norm_in_place(&self, x: &mut [f32], w: &[f32], eps: f32) {
-        let d = w.len();
-        assert!((1..=HEAD_DIM_MAX).contains(&d), "w is (d {d})");
+        self.norm_stretches(x, w.len(), w, eps);
+    }
+
+    /// As [`Cpu::rms_norm_in_place`] without weights: x / sqrt(mean(x²) + eps) of every stretch of `d`.
+    ///
+    /// Shapes: x (rows, d)
+    pub fn rms_scale_in_place(&self, x: &mut [f32], d: usize, eps: f32) {
+        self.norm_stretches(x, d, &[], eps);
+    }
+
+    fn norm_stretches(&self, x: &mut [f32], d: usize, w: &[f32], eps: f32) {
         assert!(
-            x.len().is_multiple_of(d),
+            d > 0 && x.len().is_multiple_of(d),
             "x is (rows, d {d}), not {} elements",
             x.len()
         );
         self.for_rows(x, d, |_, rows| {
-            let mut copy = [0.0; HEAD_DIM_MAX];
+            let mut copy = vec![0.0; d];
             for row in rows.chunks_exact_mut(d) {
-                copy[..d].copy_from_slice(row);
+                copy.copy_from_slice(row);
                 // SAFETY: the table was chosen for this processor.
-                unsafe { (self.table.rms_norm_row)(&copy[..d], w, eps, row) };
+                unsafe { (self.table.rms_norm_row)(&copy, w, eps, row) };
             }
         });
     }
@@ -78,6 +88,82 @@ impl Cpu {
         });
     }
 
+    /// Gated GELU in its tanh form, element by element: out = gelu(gate)·up.
+    ///
+    /// Shapes:   all of one length
+    /// Numerics: no table; relative error as [`Cpu::silu_mul`], and far below zero, where the result
+    ///           vanishes, what the exponential makes of its rounded argument
+    pub fn gelu_mul(&self, gate: &[f32], up: &[f32], out: &mut [f32]) {
+        assert_eq!(gate.len(), up.len(), "gate and up have one shape");
+        assert_eq!(gate.len(), out.len(), "gate and out have one shape");
+        self.for_rows(out, 1, |first, out| {
+            let (gate, up) = (&gate[first..][..out.len()], &up[first..][..out.len()]);
+            // SAFETY: the table was chosen for this processor.
+            unsafe { (self.table.gelu_mul)(gate, up, out) };
+        });
+    }
+
+    /// Clamped SwiGLU of gpt-oss, element by element: out = g·σ(alpha·g)·(u + 1), with g the gate and
+    /// at most `limit`, u the up within ±limit.
+    ///
+    /// Shapes: all of one length
+    pub fn swiglu_clamped(
+        &self,
+        gate: &[f32],
+        up: &[f32],
+        alpha: f32,
+        limit: f32,
+        out: &mut [f32],
+    ) {
+        assert_eq!(gate.len(), up.len(), "gate and up have one shape");
+        assert_eq!(gate.len(), out.len(), "gate and out have one shape");
+        self.for_rows(out, 1, |first, out| {
+            let arguments = Clamped {
+                gate: &gate[first..][..out.len()],
+                up: &up[first..][..out.len()],
+                alpha,
+                limit,
+            };
+            // SAFETY: the table was chosen for this processor.
+            unsafe { (self.table.swiglu_clamped)(&arguments, out) };
+        });
+    }
+
+    /// Soft cap, element by element, in place: x = cap·tanh(x/cap).
+    pub fn softcap(&self, x: &mut [f32], cap: f32) {
+        self.for_rows(x, 1, |_, x| {
+            // SAFETY: the table was chosen for this processor.
+            unsafe { (self.table.softcap)(x, cap) };
+        });
+    }
+
+    /// x *= factor.
+    pub fn scale(&self, x: &mut [f32], factor: f32) {
+        self.for_rows(x, 1, |_, x| x.iter_mut().for_each(|x| *x *= factor));
+    }
+
+    /// Multiplies row i by `factors[i]`.
+    ///
+    /// Shapes: x (factors.len(), d)
+    pub fn scale_rows(&self, x: &mut [f32], factors: &[f32]) {
+        let n = factors.len();
+        if n == 0 {
+            assert!(x.is_empty(), "x is (0, d)");
+            return;
+        }
+        let d = x.len() / n;
+        assert!(
+            d > 0 && d * n == x.len(),
+            "x is (n {n}, d), not {} elements",
+            x.len()
+        );
+        self.for_rows(x, d, |first, rows| {
+            for (row, factor) in rows.chunks_exact_mut(d).zip(&factors[first..]) {
+                row.iter_mut().for_each(|x| *x *= factor);
+            }
+        });
+    }
+
     /// Residual sum, element by element: acc += x.
     pub fn add_assign(&self, acc: &mut [f32], x: &[f32]) {
         assert_eq!(acc.len(), x.len(), "both of one shape");
@@ -88,14 +174,20 @@ impl Cpu {
         });
     }
 
-    /// Turns each token's heads by its position, in place (RoPE); elements beyond n_rot stay.
+    /// Turns the first n_rot elements of each token's heads by its position, in place (RoPE).
     ///
     /// Shapes: angles of n positions; x (n, heads, head_dim)
     pub fn rope(&self, angles: &RopeAngles, x: &mut [f32], head_dim: usize) {
+        self.rope_from(angles, x, head_dim, 0);
+    }
+
+    /// As [`Cpu::rope`] for elements `first..first + n_rot` of each head (the rotary part of MLA heads
+    /// comes last).
+    pub fn rope_from(&self, angles: &RopeAngles, x: &mut [f32], head_dim: usize, first: usize) {
         let n = angles.n();
         assert!(
-            angles.n_rot() <= head_dim,
-            "n_rot {} of head_dim {head_dim}",
+            first + angles.n_rot() <= head_dim,
+            "n_rot {} from {first} of head_dim {head_dim}",
             angles.n_rot()
         );
         if n == 0 {
@@ -108,16 +200,17 @@ impl Cpu {
             "x is (n {n}, heads, head_dim {head_dim}), not {} elements",
             x.len()
         );
-        self.for_rows(x, row, |first, rows| {
+        self.for_rows(x, row, |first_row, rows| {
             for (i, token) in rows.chunks_exact_mut(row).enumerate() {
-                angles.turn(first + i, token, head_dim);
+                angles.turn(first_row + i, token, head_dim, first);
             }
         });
     }
 
-    /// Stores the keys and values of `places.len()` tokens of one layer.
+    /// Stores the keys and values of `places.len()` tokens of one layer, encoded as the store's codecs
+    /// say.
     ///
-    /// Shapes: k, v (n, n_kv_heads, head_dim)
+    /// Shapes: k (n, n_kv_heads, key_dim), v (n, n_kv_heads, value_dim)
     ///
     /// # Panics
     /// If lengths do not match, a page is not committed or a row is not below [`PAGE_TOKENS`].
@@ -130,15 +223,23 @@ impl Cpu {
         places: &[KvPlace],
     ) {
         let shape = kv.shape();
-        let (heads, head_dim) = (shape.n_kv_heads, shape.head_dim);
-        let len = places.len() * heads * head_dim;
+        let (n, heads) = (places.len(), shape.n_kv_heads);
+        let (key_dim, value_dim) = (shape.key_dim, shape.value_dim);
         assert!(
             layer < shape.n_layers,
             "layer {layer} of {}",
             shape.n_layers
         );
-        assert_eq!(k.len(), len, "k is ({}, {heads}, {head_dim})", places.len());
-        assert_eq!(v.len(), len, "v is ({}, {heads}, {head_dim})", places.len());
+        assert_eq!(
+            k.len(),
+            n * heads * key_dim,
+            "k is ({n}, {heads}, {key_dim})"
+        );
+        assert_eq!(
+            v.len(),
+            n * heads * value_dim,
+            "v is ({n}, {heads}, {value_dim})"
+        );
         for place in places {
             kv.check_page(place.page);
             assert!(
@@ -148,23 +249,23 @@ impl Cpu {
             );
         }
         let kv = &*kv;
+        let [write_key, write_value] = self.table.write_head;
         let write = |head: usize| {
             for (token, &place) in places.iter().enumerate() {
-                let at = (token * heads + head) * head_dim;
-                // SAFETY: `kv` is borrowed mutably by this op, and this item alone writes `head`;
-                // pages and rows were checked above.
+                let index = token * heads + head;
+                let (k, v) = (
+                    &k[index * key_dim..][..key_dim],
+                    &v[index * value_dim..][..value_dim],
+                );
+                // SAFETY: the table was chosen for this processor; `kv` is borrowed mutably by this
+                // op, and this item alone writes `head`; pages and rows were checked above.
                 unsafe {
-                    kv.write_head(
-                        layer,
-                        head,
-                        place,
-                        &k[at..][..head_dim],
-                        &v[at..][..head_dim],
-                    );
+                    write_key(&kv.head_write(layer, Side::Keys, head, place, k));
+                    write_value(&kv.head_write(layer, Side::Values, head, place, v));
                 }
             }
         };
-        if len < ITEM_LEN {
+        if k.len() < ITEM_LEN {
             (0..heads).for_each(write);
         } else {
             self.pool.for_each(heads, write);

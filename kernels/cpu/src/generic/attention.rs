@@ -1,9 +1,14 @@
 //! Attention of a few (query, head) pairs over one chunk of 256 keys, and the merge of chunks.
 //!
 //! Pairs share a key/value head: each key and value is loaded once for all of them. What happens
-//! to one pair does not depend on the others, so any grouping gives the same bits.
+//! to one pair does not depend on the others, so any grouping gives the same bits. Keys are read as
+//! the page holds them, decoded in registers: a tile of 16 keys is laid out like a weight panel.
 
-use super::elementwise::exp;
+use vitriol_kernels_core::KvCodec;
+
+use super::elementwise::{exp, softcap_lanes};
+use super::formats::{F16, F32, PanelFormat, Panels, Q4_0, Q8_0, WeightSink};
+use super::values::{self, ValueFormat};
 use crate::kv::PAGE_TOKENS;
 use crate::simd::{Simd, max_lanes, sum_lanes};
 
@@ -15,37 +20,59 @@ pub(crate) const CHUNK_PAGES: usize = CHUNK_KEYS / PAGE_TOKENS;
 pub(crate) const MAX_PAIRS: usize = 6;
 
 /// Keys of one chunk as the kernel sees them: per page of 64 tokens, the key and value tensors of
-/// one key/value head.
+/// one key/value head. A page that no pair sees may be anything.
 #[derive(Clone, Copy)]
 pub(crate) struct ChunkView {
-    /// Keys: 4 tiles of `[head_dim padded to 16][16 keys]`.
-    pub(crate) keys: [*const f32; CHUNK_PAGES],
-    /// Values: `[64][head_dim padded to 16]`.
-    pub(crate) values: [*const f32; CHUNK_PAGES],
-    /// head_dim padded to 16.
-    pub(crate) dim: usize,
+    /// Keys: 4 tiles of 16 keys, each a panel of [`super::formats`] with `key_dim` columns.
+    pub(crate) keys: [*const u8; CHUNK_PAGES],
+    /// Values: 64 rows of `value_dim` ([`super::values`]).
+    pub(crate) values: [*const u8; CHUNK_PAGES],
+    pub(crate) key_codec: KvCodec,
+    pub(crate) value_codec: KvCodec,
+    /// Elements of a stored key head, padding included.
+    pub(crate) key_dim: usize,
+    /// Elements of a stored value head, padding included.
+    pub(crate) value_dim: usize,
 }
 
-/// Partial result of one pair over one chunk: max score, Σ exp, Σ exp·v (`dim`).
+/// Keys `from..to` of a chunk; at least one where a kernel gets it.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(crate) struct Seen {
+    pub(crate) from: usize,
+    pub(crate) to: usize,
+}
+
+impl Seen {
+    /// What of it lies in page `page` of the chunk, counted from the page's first key.
+    #[inline(always)]
+    fn in_page(self, page: usize) -> (usize, usize) {
+        let first = page * PAGE_TOKENS;
+        let at = |key: usize| key.saturating_sub(first).min(PAGE_TOKENS);
+        (at(self.from), at(self.to))
+    }
+}
+
+/// Partial result of one pair over one chunk: Σ exp·v (`value_dim`), max score, Σ exp.
 #[inline(always)]
-pub(crate) const fn partial_len(dim: usize) -> usize {
-    dim + 16
+pub(crate) const fn partial_len(value_dim: usize) -> usize {
+    value_dim + 16
 }
 
-/// Runs `seen.len()` ≤ [`MAX_PAIRS`] pairs over a chunk; pair g sees its first `seen[g]` keys,
-/// at least one and at most 256.
+/// Runs `seen.len()` ≤ [`MAX_PAIRS`] pairs over a chunk; pair g sees the keys `seen[g]`, at least
+/// one, and together they see all from the first to the last that any sees.
 ///
-/// Shapes: q `[dim][MAX_PAIRS]`, scaled, padded, pair g in column g; partials: pair g at
-/// `partials + g·stride`, `[dim]` output, then m, then l.
+/// Shapes: q `[key_dim][MAX_PAIRS]`, scaled, padded, pair g in column g; partials: pair g at
+/// `partials + g·stride`, `[value_dim]` output, then m, then l. Scores become cap·tanh(score/cap).
 ///
 /// # Safety
-/// Pages up to the last key any pair sees readable; `q` and `partials` sized as above.
+/// Pages from the first to the last key any pair sees readable; `q` and `partials` sized as above.
 #[inline(always)]
 pub(crate) unsafe fn chunk<S: Simd>(
     s: S,
     view: &ChunkView,
     q: *const f32,
-    seen: &[usize],
+    seen: &[Seen],
+    softcap: Option<f32>,
     partials: *mut f32,
     stride: usize,
 ) {
@@ -53,14 +80,15 @@ pub(crate) unsafe fn chunk<S: Simd>(
         ($($pairs:literal => $wide_tiles:literal $wide_columns:literal, $tiles:literal $columns:literal;)*) => {
             match *seen {
                 $(_ if seen.len() == $pairs => {
-                    let mut counts = [0; $pairs];
-                    counts.copy_from_slice(seen);
+                    let mut ranges = [Seen::default(); $pairs];
+                    ranges.copy_from_slice(seen);
+                    let to = Partials { base: partials, stride };
                     // SAFETY: the caller's promise.
                     unsafe {
                         if S::WIDE {
-                            pairs::<S, $pairs, $wide_tiles, $wide_columns>(s, view, q, counts, partials, stride);
+                            pairs::<S, $pairs, $wide_tiles, $wide_columns>(s, view, q, ranges, softcap, to);
                         } else {
-                            pairs::<S, $pairs, $tiles, $columns>(s, view, q, counts, partials, stride);
+                            pairs::<S, $pairs, $tiles, $columns>(s, view, q, ranges, softcap, to);
                         }
                     }
                 })*
@@ -79,6 +107,20 @@ pub(crate) unsafe fn chunk<S: Simd>(
     );
 }
 
+/// Where the partials of a call's pairs lie.
+#[derive(Clone, Copy)]
+struct Partials {
+    base: *mut f32,
+    stride: usize,
+}
+
+impl Partials {
+    #[inline(always)]
+    fn at(self, pair: usize, element: usize) -> *mut f32 {
+        self.base.wrapping_add(pair * self.stride + element)
+    }
+}
+
 /// # Safety
 /// As [`chunk`].
 #[inline(always)]
@@ -86,112 +128,149 @@ unsafe fn pairs<S: Simd, const G: usize, const TILES: usize, const COLUMNS: usiz
     s: S,
     view: &ChunkView,
     q: *const f32,
-    seen: [usize; G],
-    partials: *mut f32,
-    stride: usize,
+    seen: [Seen; G],
+    softcap: Option<f32>,
+    partials: Partials,
 ) {
-    let most = seen.into_iter().max().unwrap_or(0);
+    let first = seen.iter().map(|seen| seen.from).min().unwrap_or(0);
+    let last = seen.iter().map(|seen| seen.to).max().unwrap_or(0);
     let mut weights = [[0f32; CHUNK_KEYS]; G];
-    // SAFETY: the caller's promise.
-    unsafe { scores::<S, G, TILES>(s, view, q, most, &mut weights) };
+    // SAFETY: the caller's promise; the codec says what the pages hold.
+    unsafe {
+        let keys = (first, last);
+        match view.key_codec {
+            KvCodec::F32 => scores::<S, F32, G, TILES>(s, view, q, keys, &mut weights),
+            KvCodec::F16 => scores::<S, F16, G, TILES>(s, view, q, keys, &mut weights),
+            KvCodec::Q8_0 => scores::<S, Q8_0, G, TILES>(s, view, q, keys, &mut weights),
+            KvCodec::Q4_0 => scores::<S, Q4_0, G, TILES>(s, view, q, keys, &mut weights),
+        }
+    }
     for g in 0..G {
-        let (m, l) = soften(s, &mut weights[g], seen[g]);
-        let partial = partials.wrapping_add(g * stride);
-        // SAFETY: a partial holds dim + 2 elements at least.
+        let (m, l) = soften(s, &mut weights[g], seen[g], softcap);
+        // SAFETY: a partial holds value_dim + 2 elements at least.
         unsafe {
-            partial.add(view.dim).write(m);
-            partial.add(view.dim + 1).write(l);
-            std::ptr::write_bytes(partial, 0, view.dim);
+            partials.at(g, view.value_dim).write(m);
+            partials.at(g, view.value_dim + 1).write(l);
+            std::ptr::write_bytes(partials.at(g, 0), 0, view.value_dim);
         }
     }
-    for page in 0..most.div_ceil(PAGE_TOKENS) {
-        let mut column = 0;
-        while column + COLUMNS * 16 <= view.dim {
-            // SAFETY: columns up to dim; pages up to the last key seen.
-            unsafe {
-                mix::<S, G, COLUMNS>(s, view, page, column, &weights, seen, partials, stride);
-            }
-            column += COLUMNS * 16;
-        }
-        while column < view.dim {
-            // SAFETY: as above; dim is a multiple of 16.
-            unsafe { mix::<S, G, 1>(s, view, page, column, &weights, seen, partials, stride) };
-            column += 16;
-        }
-    }
-}
-
-/// Scores of the first `most` keys (rounded up to a tile): one chain over ascending d per key.
-///
-/// # Safety
-/// As [`chunk`].
-#[inline(always)]
-unsafe fn scores<S: Simd, const G: usize, const TILES: usize>(
-    s: S,
-    view: &ChunkView,
-    q: *const f32,
-    most: usize,
-    scores: &mut [[f32; CHUNK_KEYS]; G],
-) {
-    let tile_len = view.dim * 16;
-    // A group of tiles may reach past the last key seen, never past its page.
-    for first in (0..most).step_by(16 * TILES) {
-        let page = first / PAGE_TOKENS;
-        let tile = first % PAGE_TOKENS / 16;
-        let keys = view.keys[page].wrapping_add(tile * tile_len);
-        let mut acc = [[s.splat(0.0); TILES]; G];
-        for d in 0..view.dim {
-            let mut k = [s.splat(0.0); TILES];
-            for t in 0..TILES {
-                let p = keys.wrapping_add(t * tile_len + d * 16);
-                s.prefetch(p.wrapping_add(tile_len * TILES).cast());
-                // SAFETY: a whole page is readable.
-                k[t] = unsafe { s.load(p) };
-            }
-            for g in 0..G {
-                // SAFETY: q holds dim rows of MAX_PAIRS.
-                let x = s.splat(unsafe { *q.wrapping_add(d * MAX_PAIRS + g) });
-                for t in 0..TILES {
-                    acc[g][t] = s.fma(x, k[t], acc[g][t]);
+    for page in first / PAGE_TOKENS..last.div_ceil(PAGE_TOKENS) {
+        // SAFETY: a page that some pair sees; the codec says what it holds.
+        unsafe {
+            match view.value_codec {
+                KvCodec::F32 => {
+                    mix_page::<S, values::F32, G, COLUMNS>(s, view, page, &weights, seen, partials)
+                }
+                KvCodec::F16 => {
+                    mix_page::<S, values::F16, G, COLUMNS>(s, view, page, &weights, seen, partials)
+                }
+                KvCodec::Q8_0 => {
+                    mix_page::<S, values::Q8_0, G, COLUMNS>(s, view, page, &weights, seen, partials)
+                }
+                KvCodec::Q4_0 => {
+                    mix_page::<S, values::Q4_0, G, COLUMNS>(s, view, page, &weights, seen, partials)
                 }
             }
         }
+    }
+}
+
+/// Scores of `G` pairs with the keys of `TILES` tiles, fed with key elements in ascending d.
+struct Scores<S: Simd, const G: usize, const TILES: usize> {
+    acc: [[S::F; TILES]; G],
+    q: *const f32,
+}
+
+impl<S: Simd, const G: usize, const TILES: usize> WeightSink<S, TILES> for Scores<S, G, TILES> {
+    #[inline(always)]
+    fn take(&mut self, s: S, d: usize, k: [S::F; TILES]) {
         for g in 0..G {
+            // SAFETY: q holds key_dim rows of MAX_PAIRS, by the promise of `scores`.
+            let x = s.splat(unsafe { *self.q.wrapping_add(d * MAX_PAIRS + g) });
             for t in 0..TILES {
-                let to = scores[g].as_mut_ptr().wrapping_add(first + 16 * t);
-                // SAFETY: first + 16·TILES ≤ CHUNK_KEYS, as TILES divides the tiles of a page.
-                unsafe { s.store(to, acc[g][t]) };
+                self.acc[g][t] = s.fma(x, k[t], self.acc[g][t]);
             }
         }
     }
 }
 
-/// Turns the first `seen` scores into exp(score − m), zero beyond up to the tile's end; gives
+/// Scores of keys `first..last` (out to whole groups of tiles): one chain over ascending d per key.
+///
+/// # Safety
+/// As [`chunk`]; the keys are panels of `P`.
+#[inline(always)]
+unsafe fn scores<S: Simd, P: PanelFormat, const G: usize, const TILES: usize>(
+    s: S,
+    view: &ChunkView,
+    q: *const f32,
+    (first, last): (usize, usize),
+    scores: &mut [[f32; CHUNK_KEYS]; G],
+) {
+    let tile_bytes = 16 * view.key_codec.head_bytes(view.key_dim);
+    let step = 16 * TILES;
+    // A group of tiles may reach past the first and last key seen, never past their pages.
+    for key in (first / step * step..last).step_by(step) {
+        let tile = key % PAGE_TOKENS / 16;
+        let panels = Panels::<TILES> {
+            first: view.keys[key / PAGE_TOKENS].wrapping_add(tile * tile_bytes),
+            stride: tile_bytes,
+            cols: view.key_dim,
+            ahead: tile_bytes * TILES,
+        };
+        let mut sink = Scores::<S, G, TILES> {
+            acc: [[s.splat(0.0); TILES]; G],
+            q,
+        };
+        // SAFETY: whole tiles of a readable page; the rest is the caller's promise.
+        unsafe { P::decode::<S, TILES>(s, panels, 0, view.key_dim, &mut sink) };
+        for g in 0..G {
+            for t in 0..TILES {
+                let to = scores[g].as_mut_ptr().wrapping_add(key + 16 * t);
+                // SAFETY: key + 16·TILES ≤ CHUNK_KEYS, as TILES divides the tiles of a page.
+                unsafe { s.store(to, sink.acc[g][t]) };
+            }
+        }
+    }
+}
+
+/// Turns the scores of the keys seen into exp(score − m), zero beside them in their tiles; gives
 /// (m, Σ) with the sum in sixteen lanes over ascending tiles, then the lane tree.
 #[inline(always)]
-fn soften<S: Simd>(s: S, scores: &mut [f32; CHUNK_KEYS], seen: usize) -> (f32, f32) {
-    // Only the last tile has lanes to leave out.
-    let whole = seen / 16 * 16;
-    let at = |first: usize| scores.as_ptr().wrapping_add(first);
+fn soften<S: Simd>(
+    s: S,
+    scores: &mut [f32; CHUNK_KEYS],
+    seen: Seen,
+    softcap: Option<f32>,
+) -> (f32, f32) {
+    let tiles = (seen.from / 16 * 16..seen.to).step_by(16);
+    // Lanes of a tile that are seen; all of them but in the first and the last tile.
+    let lanes = |tile: usize| (seen.from.saturating_sub(tile), (seen.to - tile).min(16));
     let mut max = s.splat(f32::NEG_INFINITY);
-    for first in (0..whole).step_by(16) {
-        // SAFETY: seen ≤ CHUNK_KEYS, a multiple of 16.
-        max = s.max(unsafe { s.load(at(first)) }, max);
-    }
-    if whole < seen {
-        // SAFETY: as above.
-        let v = unsafe { s.load(at(whole)) };
-        max = s.max(s.keep_first(v, seen - whole, f32::NEG_INFINITY), max);
+    for tile in tiles.clone() {
+        let p = scores.as_mut_ptr().wrapping_add(tile);
+        // SAFETY: tiles of 16 below CHUNK_KEYS.
+        let mut v = unsafe { s.load(p) };
+        if let Some(cap) = softcap {
+            v = softcap_lanes(s, v, cap);
+            // SAFETY: as above.
+            unsafe { s.store(p, v) };
+        }
+        let (from, to) = lanes(tile);
+        if to - from < 16 {
+            v = s.keep(v, from, to, f32::NEG_INFINITY);
+        }
+        max = s.max(v, max);
     }
     let m = max_lanes(s, max);
     let mut sum = s.splat(0.0);
-    for first in (0..seen).step_by(16) {
-        let p = scores.as_mut_ptr().wrapping_add(first);
+    for tile in tiles {
+        let p = scores.as_mut_ptr().wrapping_add(tile);
         // SAFETY: as above.
         let v = unsafe { s.load(p) };
         let mut e = exp(s, s.sub(v, s.splat(m)));
-        if first == whole {
-            e = s.keep_first(e, seen - whole, 0.0);
+        let (from, to) = lanes(tile);
+        if to - from < 16 {
+            e = s.keep(e, from, to, 0.0);
         }
         sum = s.add(sum, e);
         // SAFETY: as above.
@@ -200,113 +279,159 @@ fn soften<S: Simd>(s: S, scores: &mut [f32; CHUNK_KEYS], seen: usize) -> (f32, f
     (m, sum_lanes(s, sum))
 }
 
-/// Adds weight·value over the keys of one page to `COLUMNS`·16 output columns of each pair: one
-/// chain over ascending keys per element, which rests in the partial between pages.
+/// Adds weight·value over the keys of one page to each pair's output.
 ///
 /// # Safety
-/// As [`chunk`]; column + 16·COLUMNS ≤ dim.
+/// As [`chunk`]; the values of `page` are readable and of format `V`.
 #[inline(always)]
-#[allow(
-    clippy::too_many_arguments,
-    reason = "inlined: a struct here would only rename them"
-)]
-unsafe fn mix<S: Simd, const G: usize, const COLUMNS: usize>(
+unsafe fn mix_page<S: Simd, V: ValueFormat, const G: usize, const COLUMNS: usize>(
     s: S,
     view: &ChunkView,
     page: usize,
-    column: usize,
     weights: &[[f32; CHUNK_KEYS]; G],
-    seen: [usize; G],
-    partials: *mut f32,
-    stride: usize,
+    seen: [Seen; G],
+    partials: Partials,
 ) {
-    let first = page * PAGE_TOKENS;
-    let mut acc = [[s.splat(0.0); COLUMNS]; G];
-    for g in 0..G {
-        for u in 0..COLUMNS {
-            let from = partials.wrapping_add(g * stride + column + 16 * u);
-            // SAFETY: a partial holds dim columns.
-            acc[g][u] = unsafe { s.load(from) };
+    let values = view.values[page];
+    let ranges = seen.map(|seen| seen.in_page(page));
+    let weights = weights
+        .each_ref()
+        .map(|w| w.as_ptr().wrapping_add(page * PAGE_TOKENS));
+    let mut column = 0;
+    // SAFETY: columns up to value_dim, a multiple of 16; the rest is the caller's promise.
+    unsafe {
+        while column + COLUMNS * 16 <= view.value_dim {
+            let rows = V::rows::<S, COLUMNS>(s, values, view.value_dim, column);
+            mix::<S, V, G, COLUMNS>(s, &rows, column, weights, ranges, partials);
+            column += COLUMNS * 16;
         }
-    }
-    let values = view.values[page].wrapping_add(column);
-    let in_page = |seen: usize| seen.saturating_sub(first).min(PAGE_TOKENS);
-    let shared = seen.into_iter().map(in_page).min().unwrap_or(0);
-    for key in 0..shared {
-        let row = values.wrapping_add(key * view.dim);
-        let mut v = [s.splat(0.0); COLUMNS];
-        for u in 0..COLUMNS {
-            let p = row.wrapping_add(16 * u);
-            s.prefetch(p.wrapping_add(view.dim * 32).cast());
-            // SAFETY: row `key` of a readable page.
-            v[u] = unsafe { s.load(p) };
-        }
-        for g in 0..G {
-            let weight = s.splat(weights[g][first + key]);
-            for u in 0..COLUMNS {
-                acc[g][u] = s.fma(weight, v[u], acc[g][u]);
-            }
-        }
-    }
-    // Keys that only some pairs see (the causal edge) are multiplied in for those alone.
-    for g in 0..G {
-        for key in shared..in_page(seen[g]) {
-            let row = values.wrapping_add(key * view.dim);
-            let weight = s.splat(weights[g][first + key]);
-            for u in 0..COLUMNS {
-                // SAFETY: row `key` of a readable page.
-                let v = unsafe { s.load(row.wrapping_add(16 * u)) };
-                acc[g][u] = s.fma(weight, v, acc[g][u]);
-            }
-        }
-        for u in 0..COLUMNS {
-            let to = partials.wrapping_add(g * stride + column + 16 * u);
-            // SAFETY: as for the loads.
-            unsafe { s.store(to, acc[g][u]) };
+        while column < view.value_dim {
+            let rows = V::rows::<S, 1>(s, values, view.value_dim, column);
+            mix::<S, V, G, 1>(s, &rows, column, weights, ranges, partials);
+            column += 16;
         }
     }
 }
 
-/// Merges `chunks` partials of one pair, in order, into the head's output (`head_dim`).
+/// Adds weight·value over the keys `ranges[g]` of a page to `COLUMNS`·16 output columns of pair g:
+/// one chain over ascending keys per element, which rests in the partial between pages.
 ///
 /// # Safety
-/// `partials` holds `chunks` partials `stride` apart, dim padded to 16.
+/// `rows` allows the rows named; 64 weights each; partials have these columns.
+#[inline(always)]
+unsafe fn mix<S: Simd, V: ValueFormat, const G: usize, const COLUMNS: usize>(
+    s: S,
+    rows: &V::Rows,
+    column: usize,
+    weights: [*const f32; G],
+    ranges: [(usize, usize); G],
+    partials: Partials,
+) {
+    // SAFETY: keys below 64.
+    let weight = |g: usize, key: usize| s.splat(unsafe { *weights[g].wrapping_add(key) });
+    let mut acc = [[s.splat(0.0); COLUMNS]; G];
+    for g in 0..G {
+        for u in 0..COLUMNS {
+            // SAFETY: a partial holds value_dim columns.
+            acc[g][u] = unsafe { s.load(partials.at(g, column + 16 * u)) };
+        }
+    }
+    let from = ranges.iter().map(|range| range.0).max().unwrap_or(0);
+    let to = ranges.iter().map(|range| range.1).min().unwrap_or(0);
+    // Keys that only some pairs see (the causal edge, the window's other end) are multiplied in for
+    // those alone, before and after those that all see. Where there are none of these, all keys
+    // come before.
+    let (from, to) = if from < to {
+        (from, to)
+    } else {
+        (PAGE_TOKENS, PAGE_TOKENS)
+    };
+    macro_rules! alone {
+        ($keys:expr) => {
+            for g in 0..G {
+                let (low, high) = ranges[g];
+                for key in $keys(low, high) {
+                    let w = weight(g, key);
+                    for u in 0..COLUMNS {
+                        // SAFETY: a row of a readable page.
+                        let v = unsafe { V::load(s, rows, key, u) };
+                        acc[g][u] = s.fma(w, v, acc[g][u]);
+                    }
+                }
+            }
+        };
+    }
+    alone!(|low: usize, high: usize| low..high.min(from));
+    for key in from..to {
+        let mut v = [s.splat(0.0); COLUMNS];
+        for u in 0..COLUMNS {
+            // SAFETY: a row of a readable page.
+            v[u] = unsafe { V::load(s, rows, key, u) };
+        }
+        V::prefetch(s, rows, key);
+        for g in 0..G {
+            let w = weight(g, key);
+            for u in 0..COLUMNS {
+                acc[g][u] = s.fma(w, v[u], acc[g][u]);
+            }
+        }
+    }
+    alone!(|low: usize, high: usize| low.max(to)..high);
+    for g in 0..G {
+        for u in 0..COLUMNS {
+            // SAFETY: as for the loads.
+            unsafe { s.store(partials.at(g, column + 16 * u), acc[g][u]) };
+        }
+    }
+}
+
+/// Merges `chunks` partials of one pair, in order, into the head's output (at most `value_dim`). A
+/// sink is a score without a value: it takes part in the maximum and, first of all, in the sum.
+///
+/// # Safety
+/// `partials` holds `chunks` partials `stride` apart, value_dim padded to 16.
 #[inline(always)]
 pub(crate) unsafe fn merge<S: Simd>(
     s: S,
-    partials: *const f32,
+    partials: *mut f32,
     chunks: usize,
     stride: usize,
-    dim: usize,
+    value_dim: usize,
+    sink: Option<f32>,
     out: &mut [f32],
 ) {
-    let at = |chunk: usize, i: usize| {
-        // SAFETY: a partial holds dim + 2 elements at least.
-        unsafe { *partials.wrapping_add(chunk * stride + i) }
-    };
-    let mut m = f32::NEG_INFINITY;
+    let at = |chunk: usize, element: usize| partials.wrapping_add(chunk * stride + element);
+    let mut m = sink.unwrap_or(f32::NEG_INFINITY);
     for chunk in 0..chunks {
-        let chunk_max = at(chunk, dim);
+        // SAFETY: a partial holds value_dim + 2 elements at least.
+        let chunk_max = unsafe { *at(chunk, value_dim) };
         m = if chunk_max > m { chunk_max } else { m };
     }
-    let mut total = s.splat(0.0);
-    let mut acc = [s.splat(0.0); 16];
-    let columns = dim / 16;
+    let mut total = match sink {
+        Some(sink) => exp(s, s.splat(sink - m)),
+        None => s.splat(0.0),
+    };
     for chunk in 0..chunks {
-        let e = exp(s, s.splat(at(chunk, dim) - m));
-        total = s.fma(e, s.splat(at(chunk, dim + 1)), total);
-        for u in 0..columns {
-            // SAFETY: column u of a partial.
-            let v = unsafe { s.load(partials.wrapping_add(chunk * stride + 16 * u)) };
-            acc[u] = s.fma(e, v, acc[u]);
+        // SAFETY: as above. The chunk's factor takes the place of its maximum, a vector of it, as
+        // there are 16 elements beyond value_dim.
+        unsafe {
+            let l = s.splat(*at(chunk, value_dim + 1));
+            let e = exp(s, s.splat(*at(chunk, value_dim) - m));
+            total = s.fma(e, l, total);
+            s.store(at(chunk, value_dim), e);
         }
     }
-    for u in 0..columns {
+    for column in (0..value_dim).step_by(16) {
+        let mut acc = s.splat(0.0);
+        for chunk in 0..chunks {
+            // SAFETY: as above; a column of a partial.
+            unsafe { acc = s.fma(s.load(at(chunk, value_dim)), s.load(at(chunk, column)), acc) };
+        }
         let mut lanes = [0f32; 16];
         // SAFETY: sixteen lanes.
-        unsafe { s.store(lanes.as_mut_ptr(), s.div(acc[u], total)) };
+        unsafe { s.store(lanes.as_mut_ptr(), s.div(acc, total)) };
         // The last lanes of a padded head have no place in `out`.
-        for (value, &lane) in out.iter_mut().skip(16 * u).zip(&lanes) {
+        for (value, &lane) in out.iter_mut().skip(column).zip(&lanes) {
             *value = lane;
         }
     }

@@ -7,6 +7,7 @@
 //! q4_1          per block of 32: 4 × 64 B of nibbles, then d[16], m[16] f16; word r of line j
 //!               holds bytes 4j..4j+4 of row r's GGUF block: low nibbles are k = 4j.., high ones
 //!               k = 16 + 4j..
+//! q4_0          d[nb][16] f16, then per block of 32: 4 × 64 B of nibbles as in q4_1
 //! ```
 //! The quantised layouts hold exactly the bytes of the file, transposed in 4-byte words, so that
 //! an int8 dot product can use them as they are.
@@ -27,6 +28,7 @@ pub(crate) fn panel_bytes(tensor_type: TensorType, cols: usize) -> Option<usize>
         | TensorType::F16
         | TensorType::BF16
         | TensorType::Q8_0
+        | TensorType::Q4_0
         | TensorType::Q4_1 => tensor_type.row_bytes(cols)?.checked_mul(16),
         _ => None,
     }
@@ -149,6 +151,55 @@ impl PanelFormat for Q4_1 {
                 for r in 0..R {
                     // SAFETY: as above.
                     let v = unsafe { s.load_bits(panels.at(r, at + 64 * line)) };
+                    words[r] = s.shift_right::<4>(v);
+                }
+                nibbles(s, words, &scales, minimum, block * 32 + 16 + 4 * line, sink);
+            }
+        }
+    }
+}
+
+pub(crate) struct Q4_0;
+
+impl PanelFormat for Q4_0 {
+    #[inline(always)]
+    unsafe fn decode<S: Simd, const R: usize>(
+        s: S,
+        panels: Panels<R>,
+        k0: usize,
+        k1: usize,
+        sink: &mut impl WeightSink<S, R>,
+    ) {
+        let quants = panels.cols;
+        for block in k0 / 32..k1 / 32 {
+            let zero = s.splat(0.0);
+            let mut scales = [[zero; 4]; R];
+            let mut minimum = [zero; R];
+            for r in 0..R {
+                let p = panels.at(r, block * 32);
+                s.prefetch(p.wrapping_add(panels.ahead));
+                // SAFETY: scales of a block inside a readable panel.
+                let d = unsafe { s.load_f16(p.cast()) };
+                scales[r] = scales_in_place(s, d);
+                // q·d − 8·d is (q − 8)·d, all products being exact.
+                minimum[r] = s.mul(d, s.splat(-8.0));
+            }
+            let lines = quants + block * 256;
+            for line in 0..4 {
+                let mut words = [s.zero_bits(); R];
+                for r in 0..R {
+                    let p = panels.at(r, lines + 64 * line);
+                    s.prefetch(p.wrapping_add(panels.ahead));
+                    // SAFETY: one of four nibble lines of a block inside a readable panel.
+                    words[r] = unsafe { s.load_bits(p) };
+                }
+                nibbles(s, words, &scales, minimum, block * 32 + 4 * line, sink);
+            }
+            for line in 0..4 {
+                let mut words = [s.zero_bits(); R];
+                for r in 0..R {
+                    // SAFETY: as above.
+                    let v = unsafe { s.load_bits(panels.at(r, lines + 64 * line)) };
                     words[r] = s.shift_right::<4>(v);
                 }
                 nibbles(s, words, &scales, minimum, block * 32 + 16 + 4 * line, sink);

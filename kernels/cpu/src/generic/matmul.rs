@@ -10,7 +10,7 @@ use std::mem::MaybeUninit;
 
 use vitriol_kernels_core::TensorType;
 
-use super::formats::{Bf16, F16, F32, PanelFormat, Panels, Q4_1, Q8_0, WeightSink};
+use super::formats::{Bf16, F16, F32, PanelFormat, Panels, Q4_0, Q4_1, Q8_0, WeightSink};
 use crate::simd::Simd;
 
 /// Most tokens of [`direct`]: with more, avx2 runs out of registers beside the decoding, and the
@@ -216,7 +216,7 @@ pub(crate) unsafe fn direct<S: Simd>(
             }
         };
     }
-    by_format!(F32 => F32, F16 => F16, BF16 => Bf16, Q8_0 => Q8_0, Q4_1 => Q4_1);
+    by_format!(F32 => F32, F16 => F16, BF16 => Bf16, Q8_0 => Q8_0, Q4_0 => Q4_0, Q4_1 => Q4_1);
 }
 
 /// # Safety
@@ -372,6 +372,7 @@ unsafe fn decode_chunk<S: Simd, const R: usize>(
             TensorType::F16 => F16::decode::<S, R>(s, panels, k0, k1, &mut sink),
             TensorType::BF16 => Bf16::decode::<S, R>(s, panels, k0, k1, &mut sink),
             TensorType::Q8_0 => Q8_0::decode::<S, R>(s, panels, k0, k1, &mut sink),
+            TensorType::Q4_0 => Q4_0::decode::<S, R>(s, panels, k0, k1, &mut sink),
             TensorType::Q4_1 => Q4_1::decode::<S, R>(s, panels, k0, k1, &mut sink),
             other => unreachable!("{other} has no panel layout"),
         }

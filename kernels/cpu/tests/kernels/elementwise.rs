@@ -70,6 +70,125 @@ fn silu_mul_is_near_the_reference_over_the_whole_range() {
     }
 }
 
+/// Checks a gated activation against the reference over ±80, the bound widened by what the rounding of
+/// the exponential's argument does to it; and each element against itself elsewhere.
+fn check_gated(
+    name: &str,
+    op: impl Fn(&Cpu, &[f32], &[f32], &mut [f32]),
+    exact: impl Fn(&[f32], &[f32]) -> Vec<f64>,
+    argument: impl Fn(f64) -> f64,
+) {
+    for cpu in cpus(&[1, 2]) {
+        let mut random = Random::new(1);
+        let gate: Vec<f32> = (0..LONG)
+            .map(|i| (i as f32 / LONG as f32 - 0.5) * 160.0 * random.unit())
+            .collect();
+        let up: Vec<f32> = random.units(LONG).iter().map(|v| v * 12.0).collect();
+        let mut out = vec![f32::NAN; LONG];
+        op(&cpu, &gate, &up, &mut out);
+        for (i, (&value, exact)) in out.iter().zip(exact(&gate, &up)).enumerate() {
+            let error = (f64::from(value) - exact).abs();
+            let rounding = 3.0 * tolerance::F32_UNIT * argument(f64::from(gate[i])).abs().min(90.0);
+            let relative = tolerance::ELEMENTWISE_RELATIVE + tolerance::EXP_RELATIVE + rounding;
+            assert!(
+                error <= relative * exact.abs() + 1e-34,
+                "{cpu:?} {name}({}): {value} is not {exact}",
+                gate[i]
+            );
+        }
+        for at in [0, 5, 16, 77_777, LONG - 1] {
+            let mut one = [f32::NAN];
+            op(&cpu, &gate[at..=at], &up[at..=at], &mut one);
+            assert_eq!(
+                one[0].to_bits(),
+                out[at].to_bits(),
+                "{cpu:?} {name} at {at}"
+            );
+        }
+    }
+}
+
+#[test]
+fn gelu_mul_is_near_the_reference_over_the_whole_range() {
+    check_gated("gelu", Cpu::gelu_mul, reference::gelu_mul, |g| {
+        1.6 * g * (1.0 + 0.045 * g * g)
+    });
+}
+
+#[test]
+fn swiglu_clamped_is_near_the_reference_over_the_whole_range() {
+    check_gated(
+        "swiglu",
+        |cpu, gate, up, out| cpu.swiglu_clamped(gate, up, 1.702, 7.0, out),
+        |gate, up| reference::swiglu_clamped(gate, up, 1.702, 7.0),
+        // u + 1 may cancel: u is off by nothing, its sum with 1 rounds once.
+        |g| 1.702 * g,
+    );
+}
+
+#[test]
+fn softcap_is_near_the_reference() {
+    for cpu in cpus(&[1, 2]) {
+        let x: Vec<f32> = (0..LONG).map(|i| i as f32 * 0.01 - 400.0).collect();
+        let mut out = x.clone();
+        cpu.softcap(&mut out, 30.0);
+        for (&x, &value) in x.iter().zip(&out) {
+            let exact = reference::softcap(f64::from(x), 30.0);
+            let error = (f64::from(value) - exact).abs();
+            let bound = (tolerance::TANH_RELATIVE + 2.0 * tolerance::F32_UNIT) * exact.abs();
+            assert!(
+                error <= bound,
+                "{cpu:?} softcap({x}): {value} is not {exact}"
+            );
+        }
+    }
+}
+
+#[test]
+fn rows_are_scaled_each_by_its_own() {
+    for cpu in cpus(&[1, 2]) {
+        let mut random = Random::new(2);
+        let (n, d) = (LONG / 33, 33);
+        let (x, factors) = (random.units(n * d), random.units(n));
+        let mut out = x.clone();
+        cpu.scale_rows(&mut out, &factors);
+        for i in 0..n * d {
+            assert_eq!(out[i], x[i] * factors[i / d]);
+        }
+        cpu.scale(&mut out, -2.0);
+        for i in 0..n * d {
+            assert_eq!(out[i], x[i] * factors[i / d] * -2.0);
+        }
+    }
+}
+
+#[test]
+fn rope_turns_a_part_of_the_head() {
+    let (n, heads, head_dim, n_rot, first) = (5, 2, 24, 8, 16);
+    let table = RopeTable::from_turns(RopeStyle::Norm, vec![1.0, 0.1, 0.01, 0.001], 1.5);
+    let mut angles = table.empty_angles();
+    table.angles(&[0, 1, 7, 100, 5000], &mut angles);
+    let x = Random::new(4).units(n * heads * head_dim);
+    for cpu in cpus(&[1]) {
+        let mut out = x.clone();
+        cpu.rope_from(&angles, &mut out, head_dim, first);
+        let part = |v: &[f32]| -> Vec<f32> {
+            v.chunks(head_dim)
+                .flat_map(|head| head[first..].to_vec())
+                .collect()
+        };
+        let mut turned = part(&x);
+        cpu.rope(&angles, &mut turned, n_rot);
+        assert_eq!(bits(&part(&out)), bits(&turned));
+        assert_ne!(bits(&part(&out)), bits(&part(&x)));
+        for (head, before) in out.chunks(head_dim).zip(x.chunks(head_dim)) {
+            assert_eq!(bits(&head[..first]), bits(&before[..first]));
+        }
+        // Position 0 does not turn, but the magnitude counts there, too.
+        assert_eq!(out[first], x[first] * 1.5);
+    }
+}
+
 #[test]
 fn extreme_inputs_saturate_and_nan_stays_visible() {
     for cpu in cpus(&[1]) {
@@ -109,7 +228,10 @@ fn rope_turns_both_styles_as_the_reference_does() {
     let x = random.units(n * heads * head_dim);
     for style in [RopeStyle::Norm, RopeStyle::Neox] {
         for (linear_scale, factors) in [(1.0, None), (0.25, Some(&factors[..]))] {
-            let table = RopeTable::new(style, n_rot, 10_000.0, linear_scale, factors);
+            let turn =
+                |pair| reference::rope_angle(1, pair, n_rot, 10_000.0, linear_scale, factors);
+            let turns = (0..n_rot / 2).map(turn).collect();
+            let table = RopeTable::from_turns(style, turns, 1.0);
             let mut angles = table.empty_angles();
             table.angles(&positions, &mut angles);
             let mut all = Vec::new();
@@ -167,7 +289,7 @@ fn fused_instruction_sets_agree_bit_for_bit() {
 #[test]
 fn heads_are_normed_in_place_as_rows_are() {
     for cpu in cpus(&[1, 2]) {
-        for d in [1, 16, 20, 64, 128, 256] {
+        for d in [1, 16, 20, 64, 128, 256, 1000] {
             let mut random = Random::new(d as u64);
             let rows = LONG / 256;
             let (x, w) = (random.units(rows * d), random.units(d));
@@ -176,6 +298,10 @@ fn heads_are_normed_in_place_as_rows_are() {
             let mut in_place = x;
             cpu.rms_norm_in_place(&mut in_place, &w, 1e-6);
             assert_eq!(first_difference(&in_place, &out), None, "d {d}");
+            let mut plain = in_place.clone();
+            cpu.rms_scale_in_place(&mut plain, d, 1e-6);
+            cpu.rms_norm_in_place(&mut in_place, &vec![1.0; d], 1e-6);
+            assert_eq!(first_difference(&in_place, &plain), None, "d {d}");
         }
     }
 }

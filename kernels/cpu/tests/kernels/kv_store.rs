@@ -1,9 +1,12 @@
-use vitriol_kernels_cpu::{KvError, KvShape, KvStore};
+use vitriol_kernels_cpu::{KvCodec, KvError, KvShape, KvStore};
 
 const SHAPE: KvShape = KvShape {
     n_layers: 2,
     n_kv_heads: 3,
-    head_dim: 64,
+    key_dim: 64,
+    value_dim: 64,
+    key_codec: KvCodec::F32,
+    value_codec: KvCodec::F32,
     pages: 1000,
 };
 const EXTENT: usize = 2 << 20;
@@ -31,6 +34,26 @@ fn memory_follows_the_watermark() {
 }
 
 #[test]
+fn sides_of_different_size_are_counted_apart() {
+    let shape = KvShape {
+        key_codec: KvCodec::Q8_0,
+        value_codec: KvCodec::Q4_0,
+        ..SHAPE
+    };
+    let mut kv = KvStore::new(shape).unwrap();
+    // Two blocks a head: 68 and 36 bytes a token.
+    assert_eq!(kv.bytes_per_page(), 2 * 64 * 3 * (68 + 36));
+    for pages in [1, 160, 161, 303, 304, 1000] {
+        kv.commit(pages).unwrap();
+        assert_eq!(
+            kv.bytes_committed(),
+            shape.bytes_committed(pages),
+            "{pages}"
+        );
+    }
+}
+
+#[test]
 fn impossible_sizes_are_refused() {
     for shape in [
         KvShape {
@@ -42,11 +65,11 @@ fn impossible_sizes_are_refused() {
             ..SHAPE
         },
         KvShape {
-            head_dim: 0,
+            key_dim: 0,
             ..SHAPE
         },
         KvShape {
-            head_dim: 257,
+            value_dim: 577,
             ..SHAPE
         },
         KvShape { pages: 0, ..SHAPE },

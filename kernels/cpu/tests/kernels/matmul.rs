@@ -1,15 +1,16 @@
 use proptest::prelude::*;
 use vitriol_kernels_core::{TensorType, dequantise_row, reference, tolerance};
-use vitriol_kernels_cpu::{Cpu, Isa, PackError, PanelMatrix};
+use vitriol_kernels_cpu::{Cpu, ExpertProduct, Isa, PackError, PanelMatrix};
 
 use crate::random::Random;
 use crate::{bits, cpus, first_difference};
 
-const TYPES: [TensorType; 5] = [
+const TYPES: [TensorType; 6] = [
     TensorType::F32,
     TensorType::F16,
     TensorType::BF16,
     TensorType::Q8_0,
+    TensorType::Q4_0,
     TensorType::Q4_1,
 ];
 
@@ -233,7 +234,7 @@ fn rows_decode_to_the_values_of_the_file() {
 }
 
 #[test]
-fn types_without_a_kernel_are_decoded_to_f32_panels() {
+fn every_type_gives_the_values_of_the_file() {
     let mut random = Random::new(11);
     for &tensor_type in TensorType::ALL.iter().filter(|t| t.is_dequantisable()) {
         let (rows, cols) = (37, 512);
@@ -254,8 +255,149 @@ fn types_without_a_kernel_are_decoded_to_f32_panels() {
             )
             .unwrap();
             for (a, b) in ours.iter().zip(&expected) {
-                let same = a.to_bits() == b.to_bits() || (a.is_nan() && b.is_nan());
+                let same = a == b || (a.is_nan() && b.is_nan());
                 assert!(same, "{tensor_type} row {row}: {a} is not {b}");
+            }
+        }
+    }
+}
+
+/// Types whose weights are integers times an f16 take q8_0 panels: a quarter of f32's bytes, and the
+/// values of the file, −0 (a zero times a negative scale) being as good as 0.
+#[test]
+fn what_is_q8_0_in_disguise_is_kept_in_its_size() {
+    let types = [
+        (TensorType::Q5_0, 0),
+        (TensorType::IQ4_NL, 0),
+        (TensorType::TQ1_0, 52),
+        (TensorType::TQ2_0, 64),
+        (TensorType::Q1_0, 0),
+        (TensorType::Q2_0, 0),
+        (TensorType::MXFP4, 0),
+    ];
+    let (rows, cols) = (37, 512);
+    for (tensor_type, scale_at) in types {
+        let mut random = Random::new(12);
+        let row_bytes = tensor_type.row_bytes(cols).unwrap();
+        let mut stored: Vec<u8> = (0..rows * row_bytes)
+            .map(|_| (random.bits() >> 40) as u8)
+            .collect();
+        for block in stored.chunks_exact_mut(tensor_type.block_bytes()) {
+            if tensor_type == TensorType::MXFP4 {
+                block[0] = 104 + (block[0] % 40);
+            } else {
+                // Any finite scale, subnormal ones included.
+                block[scale_at + 1] &= 0xbb;
+            }
+        }
+        let packed = PanelMatrix::pack(tensor_type, rows, cols, &stored).unwrap();
+        assert_eq!(packed.bytes(), 48 * cols / 32 * 34, "{tensor_type}");
+        let x = random.units(cols);
+        for cpu in cpus(&[1]) {
+            let mut out = vec![f32::NAN; rows];
+            cpu.matmul(&packed, &x, 1, &mut out);
+            let mut values = Vec::new();
+            for (row, &ours) in out.iter().enumerate() {
+                let mut expected = vec![f32::NAN; cols];
+                let stored = &stored[row * row_bytes..][..row_bytes];
+                dequantise_row(tensor_type, stored, &mut expected).unwrap();
+                let mut decoded = vec![f32::NAN; cols];
+                packed.dequantise_row(row, &mut decoded);
+                for (a, b) in decoded.iter().zip(&expected) {
+                    assert!(
+                        a == b && (a.to_bits() == b.to_bits() || *a == 0.0),
+                        "{a} {b}"
+                    );
+                }
+                let fused = cpu.isa() != Isa::Scalar;
+                let chain = expected
+                    .iter()
+                    .zip(&x)
+                    .fold(0f32, |acc, (w, x)| match fused {
+                        true => w.mul_add(*x, acc),
+                        false => w * x + acc,
+                    });
+                assert_eq!(
+                    ours.to_bits(),
+                    chain.to_bits(),
+                    "{cpu:?} {tensor_type} {row}"
+                );
+                values.extend(expected);
+            }
+            assert!(values.iter().any(|&v| v != 0.0));
+        }
+    }
+}
+
+#[test]
+fn a_scale_beyond_f16_makes_f32_panels() {
+    let (rows, cols) = (20, 64);
+    let mut stored = vec![0x21; rows * TensorType::MXFP4.row_bytes(cols).unwrap()];
+    for scale in stored.iter_mut().step_by(17) {
+        *scale = 127;
+    }
+    let fits = PanelMatrix::pack(TensorType::MXFP4, rows, cols, &stored).unwrap();
+    assert_eq!(fits.bytes(), 32 * cols / 32 * 34);
+    // 2^-28 in the last block of the last row.
+    let last = stored.len() - 17;
+    stored[last] = 100;
+    let packed = PanelMatrix::pack(TensorType::MXFP4, rows, cols, &stored).unwrap();
+    assert_eq!(packed.bytes(), 32 * cols * 4);
+    for row in 0..rows {
+        let (mut ours, mut expected) = (vec![f32::NAN; cols], vec![f32::NAN; cols]);
+        packed.dequantise_row(row, &mut ours);
+        dequantise_row(TensorType::MXFP4, &stored[row * 34..][..34], &mut expected).unwrap();
+        assert_eq!(bits(&ours), bits(&expected));
+    }
+}
+
+#[test]
+fn experts_in_one_dispatch_equal_each_alone() {
+    for (seed, tensor_type) in TYPES.into_iter().enumerate() {
+        // Tokens of each expert: none, few (decode), many (prefill), more than a tile.
+        let counts = [3, 0, 1, 40, 6, 13, 1];
+        let mut cases: Vec<Case> = (0..14)
+            .map(|i| {
+                let (rows, cols) = if i % 2 == 0 { (35, 96) } else { (64, 224) };
+                Case::new(
+                    tensor_type,
+                    rows,
+                    cols,
+                    counts[i / 2],
+                    (seed * 100 + i) as u64,
+                )
+            })
+            .collect();
+        // The up matrix beside a gate of one expert: the same tokens.
+        cases[7] = Case::new(tensor_type, 18, 96, 40, 5);
+        cases[7].x = cases[6].x.clone();
+        // Two experts alike in all but their tokens.
+        cases[9] = Case::new(tensor_type, 35, 96, 6, 77);
+        for cpu in cpus(&[1, 2, 3]) {
+            let mut outs: Vec<Vec<f32>> = cases
+                .iter()
+                .map(|case| vec![f32::NAN; case.x.len() / case.cols * case.rows])
+                .collect();
+            let shared = cases[6].x.clone();
+            let mut products: Vec<ExpertProduct<'_>> = cases
+                .iter()
+                .zip(&mut outs)
+                .enumerate()
+                .map(|(i, (case, out))| ExpertProduct {
+                    w: &case.packed,
+                    x: if i == 6 || i == 7 { &shared } else { &case.x },
+                    out,
+                })
+                .collect();
+            cpu.matmul_each(&mut products);
+            for (case, out) in cases.iter().zip(&outs) {
+                let n = case.x.len() / case.cols;
+                let alone = case.run_in_batches(&cpu, std::iter::repeat_n(1, n));
+                assert_eq!(
+                    first_difference(&alone, out),
+                    None,
+                    "{cpu:?} {tensor_type} n {n}"
+                );
             }
         }
     }

@@ -43,6 +43,10 @@ impl Random {
                     out.extend(scale);
                     out.extend((0..32).map(|_| (self.bits() >> 32) as u8));
                 }
+                TensorType::Q4_0 => {
+                    out.extend(scale);
+                    out.extend((0..16).map(|_| (self.bits() >> 32) as u8));
+                }
                 TensorType::Q4_1 => {
                     out.extend(scale);
                     out.extend(f32_to_f16(self.unit()).to_le_bytes());

@@ -1,22 +1,22 @@
-//! The default model against llama.cpp's records (tests/golden/README.md).
+//! The real models against llama.cpp's records (tests/golden/README.md).
 #![allow(
     clippy::unwrap_used,
-    reason = "a test fails by panicking, in its functions too"
+    clippy::print_stderr,
+    reason = "a test fails by panicking, and shows its figures, in its functions too"
 )]
 
 use std::fs;
 
 use serde::Deserialize;
-use vitriol_testkit::{npy::Npy, places};
+use vitriol_testkit::{not_run, npy::Npy, places};
 use vitriol_tests::{
-    Feed, Runner, Sequence,
+    Feed, Runner, RunnerOptions, Sequence,
     golden::{argmax, kl_divergence, max_difference},
+    models::{REAL_MODELS, RealModel},
 };
 
 /// Steps where the reference's first two logits are closer than this may go either way.
 const CLEAR_MARGIN: f64 = 0.6;
-/// What llama.cpp's own quantised run diverges by, in nats.
-const MEAN_KL_MAX: f64 = 0.006;
 
 #[derive(Deserialize)]
 struct Greedy {
@@ -26,23 +26,26 @@ struct Greedy {
     top1_top2_logit_margin: Vec<f64>,
 }
 
-fn greedy() -> Vec<Greedy> {
-    let path = places::checkout().join("tests/golden/greedy_smol_deqf32_f32kv.jsonl");
-    let text = fs::read_to_string(path).unwrap();
+fn greedy(model: &RealModel) -> Vec<Greedy> {
+    let file = format!("tests/golden/greedy_{}_deqf32_f32kv.jsonl", model.key);
+    let text = fs::read_to_string(places::checkout().join(file)).unwrap();
     text.lines()
         .map(|line| serde_json::from_str(line).unwrap())
         .collect()
 }
 
-fn runner() -> Runner {
-    Runner::load(&places::default_model().unwrap(), 2, None, 64).unwrap()
+fn runner(model: &RealModel) -> Runner {
+    let options = RunnerOptions {
+        context_tokens: 0,
+        ..RunnerOptions::default()
+    };
+    Runner::load(&(model.path)().unwrap(), &options).unwrap()
 }
 
-#[test]
-fn teacher_forced_argmax_agrees_wherever_the_margin_is_clear() {
-    let rows = greedy();
+fn check_argmax(model: &RealModel) {
+    let mut runner = runner(model);
+    let rows = greedy(model);
     assert_eq!(rows.len(), 20);
-    let mut runner = runner();
     let (mut clear, mut agreed) = (0, 0);
     for row in &rows {
         let tokens = [&row.prompt_ids[..], &row.ids[..row.ids.len() - 1]].concat();
@@ -65,25 +68,26 @@ fn teacher_forced_argmax_agrees_wherever_the_margin_is_clear() {
             }
         }
     }
-    assert!(clear > 600, "{clear} steps have a clear margin");
-    eprintln!(
-        "{clear} clear steps agree; {agreed} of {} in all",
-        rows.len() * 64
-    );
+    assert_eq!(clear, model.clear_steps);
+    eprintln!("{}: {clear} clear steps agree; {agreed} in all", model.key);
 }
 
-/// Needs the large golden files: `$VITRIOL_GOLDEN`. Without it `ops/test` says that this did not run.
-#[test]
-fn logits_stay_close_to_the_reference() {
+/// Needs the large golden files: `$VITRIOL_GOLDEN`.
+fn check_divergence(model: &RealModel) {
     let Some(golden) = places::large_golden() else {
-        eprintln!("VITRIOL_GOLDEN is not set: nothing compared");
+        let what = format!("golden_models: logits of {}", model.key);
+        not_run(
+            &what,
+            "set VITRIOL_GOLDEN to the directory of the golden logits",
+        );
         return;
     };
-    let reference = Npy::read(&golden.join("logits_smol_deqf32_f32kv.npy")).unwrap();
-    let mut runner = runner();
+    let mut runner = runner(model);
+    let file = format!("logits_{}_deqf32_f32kv.npy", model.key);
+    let reference = Npy::read(&golden.join(file)).unwrap();
     assert_eq!(reference.shape, [10, runner.vocab()]);
     let mut divergences = Vec::new();
-    for (index, row) in greedy().iter().take(10).enumerate() {
+    for (index, row) in greedy(model).iter().take(10).enumerate() {
         let logits = runner.logits(&row.prompt_ids, &[]).unwrap();
         let last = &logits[logits.len() - runner.vocab()..];
         divergences.push(kl_divergence(reference.row(index), last));
@@ -94,5 +98,16 @@ fn logits_stay_close_to_the_reference() {
         );
     }
     let mean = divergences.iter().sum::<f64>() / divergences.len() as f64;
-    assert!(mean <= MEAN_KL_MAX, "mean KL {mean}");
+    let most = model.mean_kl_max;
+    assert!(mean <= most, "{}: mean KL {mean}, limit {most}", model.key);
+}
+
+#[test]
+fn teacher_forced_argmax_agrees_wherever_the_margin_is_clear() {
+    REAL_MODELS.iter().for_each(check_argmax);
+}
+
+#[test]
+fn logits_stay_close_to_the_reference() {
+    REAL_MODELS.iter().for_each(check_divergence);
 }

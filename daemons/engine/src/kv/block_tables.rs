@@ -1,0 +1,164 @@
+use super::{BlockKey, BlockKeys, BlockTable, GroupPools, PAGE_TOKENS};
+
+/// A sequence's block tables, one in each KV group, and the keys of its full blocks.
+#[derive(Debug)]
+pub struct BlockTables {
+    keys: BlockKeys,
+    /// Keys of the sealed blocks, from the first on.
+    sealed: Vec<BlockKey>,
+    tables: Vec<BlockTable>,
+}
+
+impl BlockTables {
+    /// Tables that begin with the blocks named by `prefix`, which the pools have.
+    /// Returns the tables and the tokens reused.
+    pub fn with_prefix(pools: &GroupPools, keys: BlockKeys, prefix: &[BlockKey]) -> (Self, usize) {
+        let tables = pools
+            .groups()
+            .iter()
+            .map(|group| BlockTable::with_prefix(&group.pool, group.window, prefix))
+            .collect();
+        let tables = Self {
+            keys,
+            sealed: prefix.to_vec(),
+            tables,
+        };
+        (tables, prefix.len() * PAGE_TOKENS)
+    }
+
+    /// By group, the pages from position 0 on.
+    pub fn pages(&self) -> impl Iterator<Item = &[u32]> {
+        self.tables.iter().map(BlockTable::pages)
+    }
+
+    /// Blocks with room for tokens, passed ones included.
+    pub fn blocks(&self) -> usize {
+        self.tables.first().map_or(0, |table| table.pages().len())
+    }
+
+    /// Adds a block: calls `prepare` with each group and its new page. Errors: that of `prepare`, or
+    /// `None` when every page of a group is held; the sequence cannot go on then.
+    pub fn grow<E>(
+        &mut self,
+        pools: &GroupPools,
+        mut prepare: impl FnMut(usize, u32) -> Result<(), E>,
+    ) -> Result<(), Option<E>> {
+        for (index, (table, group)) in self.tables.iter_mut().zip(pools.groups()).enumerate() {
+            let page = table.grow(&group.pool).ok_or(None)?;
+            prepare(index, page)?;
+        }
+        Ok(())
+    }
+
+    /// KV of all `tokens` of the sequence, from position 0 on, stands: seals the blocks they fill and
+    /// gives back those that windows have passed.
+    pub fn advance(&mut self, tokens: &[u32]) {
+        for block in tokens.chunks_exact(PAGE_TOKENS).skip(self.sealed.len()) {
+            let key = self.keys.next(self.sealed.last().copied(), block);
+            for table in &self.tables {
+                table.seal(self.sealed.len(), key);
+            }
+            self.sealed.push(key);
+        }
+        for table in &mut self.tables {
+            table.pass(tokens.len());
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::Window;
+    use super::*;
+
+    const FULL: Window = Window { tokens: None };
+    const KEYS: [u8; 32] = [0; 32];
+
+    fn start(pools: &GroupPools, tokens: &[u32]) -> (BlockTables, usize) {
+        let keys = BlockKeys::new(&KEYS, b"");
+        let chain = keys.chain(BlockKeys::reusable(tokens));
+        BlockTables::with_prefix(pools, keys, &chain[..pools.longest_prefix(&chain)])
+    }
+
+    /// Runs a sequence to `tokens`, a block at a time.
+    fn compute(tables: &mut BlockTables, pools: &GroupPools, tokens: &[u32], from: usize) {
+        let mut computed = from;
+        while computed < tokens.len() {
+            computed = (computed + PAGE_TOKENS).min(tokens.len());
+            while tables.blocks() * PAGE_TOKENS < computed {
+                tables.grow(pools, |_, _| Ok::<_, ()>(())).unwrap();
+            }
+            tables.advance(&tokens[..computed]);
+        }
+    }
+
+    #[test]
+    fn the_same_prompt_again_computes_only_its_tail() {
+        let pools = GroupPools::new(&[(FULL, 8)], 64);
+        let tokens: Vec<u32> = (0..150).collect();
+        let (mut table, cached) = start(&pools, &tokens);
+        assert_eq!(cached, 0);
+        compute(&mut table, &pools, &tokens, 0);
+        let (again, cached) = start(&pools, &tokens);
+        assert_eq!(cached, 128);
+        let first: Vec<_> = table.pages().next().unwrap()[..2].to_vec();
+        assert_eq!(again.pages().next().unwrap(), first);
+        // A prompt of exactly two blocks must leave one token to compute.
+        let (_, cached) = start(&pools, &tokens[..128]);
+        assert_eq!(cached, 64);
+    }
+
+    #[test]
+    fn another_continuation_shares_the_common_blocks_only() {
+        let pools = GroupPools::new(&[(FULL, 8)], 64);
+        let mut tokens: Vec<u32> = (0..200).collect();
+        let (mut table, _) = start(&pools, &tokens);
+        compute(&mut table, &pools, &tokens, 0);
+        tokens[130] = 7;
+        let (mut other, cached) = start(&pools, &tokens);
+        assert_eq!(cached, 128);
+        compute(&mut other, &pools, &tokens, cached);
+        let (third, cached) = start(&pools, &tokens);
+        assert_eq!(cached, 192);
+        let shared = other.pages().next().unwrap()[..3].to_vec();
+        assert_eq!(third.pages().next().unwrap(), shared);
+    }
+
+    #[test]
+    fn a_window_gives_back_what_it_has_passed_and_the_end_can_be_reused() {
+        let windowed = Window { tokens: Some(100) };
+        let pools = GroupPools::new(&[(FULL, 32), (windowed, 8)], 64);
+        let tokens: Vec<u32> = (0..1000).collect();
+        let (mut table, _) = start(&pools, &tokens);
+        compute(&mut table, &pools, &tokens, 0);
+        let held: Vec<usize> = pools.groups().iter().map(|g| g.pool.usage().held).collect();
+        assert_eq!(held, [16, 2], "the query at 1000 sees keys 901 to 1000");
+        drop(table);
+        let (again, cached) = start(&pools, &tokens);
+        assert_eq!(cached, 960);
+        let pages: Vec<Vec<u32>> = again.pages().map(<[u32]>::to_vec).collect();
+        assert!(!pages[0].contains(&super::super::NO_PAGE));
+        let held = pages[1].iter().filter(|&&p| p != super::super::NO_PAGE);
+        assert_eq!(held.count(), 2, "the query at 960 sees keys 861 to 960");
+    }
+
+    #[test]
+    fn a_prefix_whose_window_is_gone_is_found_where_the_window_is_still_there() {
+        let windowed = Window { tokens: Some(65) };
+        // The windowed group has room for three blocks: of those passed it forgets the oldest first.
+        let pools = GroupPools::new(&[(FULL, 32), (windowed, 3)], 64);
+        let tokens: Vec<u32> = (0..400).collect();
+        let (mut table, _) = start(&pools, &tokens);
+        compute(&mut table, &pools, &tokens, 0);
+        drop(table);
+        let mut other = tokens[..200].to_vec();
+        other.extend([9; 100]);
+        let (_, cached) = start(&pools, &other);
+        assert_eq!(
+            cached, 64,
+            "three blocks are common, the window is left for one"
+        );
+        let (_, cached) = start(&pools, &tokens);
+        assert_eq!(cached, 384);
+    }
+}
