@@ -1,0 +1,1 @@
+"""The zoo's models: vocabularies, tensors drawn from seeds, and the GGUF files that hold them."""
