@@ -14,6 +14,7 @@ pub const SUPPORTED: &[&str] = &[
     "llama_yarn",
     "qwen2",
     "qwen3",
+    "qwen3moe",
 ];
 
 /// Models of architectures that a later release runs; until then they are refused by name.
@@ -35,7 +36,6 @@ pub const LATER: &[&str] = &[
     "qwen35_d256",
     "qwen35moe",
     "qwen35moe_merged",
-    "qwen3moe",
     "qwen3next",
     "qwen3next_legacy",
 ];

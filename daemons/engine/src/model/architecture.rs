@@ -150,7 +150,12 @@ const GEMMA2: Traits = Traits {
 };
 
 impl Architecture {
-    pub const ALL: [Self; 3] = [Self::Llama, Self::Qwen2, Self::Qwen3];
+    pub const ALL: [Self; 4] = [
+        Self::Llama,
+        Self::Qwen2,
+        Self::Qwen3,
+        Self::Qwen3Moe,
+    ];
 
     /// The architecture whose `general.architecture` is `name`.
     pub fn from_name(name: &str) -> Option<Self> {
