@@ -150,11 +150,12 @@ const GEMMA2: Traits = Traits {
 };
 
 impl Architecture {
-    pub const ALL: [Self; 4] = [
+    pub const ALL: [Self; 5] = [
         Self::Llama,
         Self::Qwen2,
         Self::Qwen3,
         Self::Qwen3Moe,
+        Self::Olmoe,
     ];
 
     /// The architecture whose `general.architecture` is `name`.
