@@ -9,6 +9,7 @@ use vitriol_testkit::{golden::ZooRecord, places};
 
 /// Models that the engine runs; everything in `golden_architectures` holds for each.
 pub const SUPPORTED: &[&str] = &[
+    "granitemoe",
     "llama",
     "llama_moe",
     "llama_yarn",
@@ -27,7 +28,6 @@ pub const LATER: &[&str] = &[
     "gemma4",
     "gemma4_moe",
     "gpt_oss",
-    "granitemoe",
     "llama4",
     "mistral3",
     "phi3",

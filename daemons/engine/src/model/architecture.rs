@@ -150,12 +150,13 @@ const GEMMA2: Traits = Traits {
 };
 
 impl Architecture {
-    pub const ALL: [Self; 5] = [
+    pub const ALL: [Self; 6] = [
         Self::Llama,
         Self::Qwen2,
         Self::Qwen3,
         Self::Qwen3Moe,
         Self::Olmoe,
+        Self::GraniteMoe,
     ];
 
     /// The architecture whose `general.architecture` is `name`.
