@@ -150,13 +150,14 @@ const GEMMA2: Traits = Traits {
 };
 
 impl Architecture {
-    pub const ALL: [Self; 6] = [
+    pub const ALL: [Self; 7] = [
         Self::Llama,
         Self::Qwen2,
         Self::Qwen3,
         Self::Qwen3Moe,
         Self::Olmoe,
         Self::GraniteMoe,
+        Self::Mistral3,
     ];
 
     /// The architecture whose `general.architecture` is `name`.
