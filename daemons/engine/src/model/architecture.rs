@@ -150,7 +150,7 @@ const GEMMA2: Traits = Traits {
 };
 
 impl Architecture {
-    pub const ALL: [Self; 7] = [
+    pub const ALL: [Self; 8] = [
         Self::Llama,
         Self::Qwen2,
         Self::Qwen3,
@@ -158,6 +158,7 @@ impl Architecture {
         Self::Olmoe,
         Self::GraniteMoe,
         Self::Mistral3,
+        Self::Phi3,
     ];
 
     /// The architecture whose `general.architecture` is `name`.
