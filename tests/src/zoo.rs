@@ -9,6 +9,7 @@ use vitriol_testkit::{golden::ZooRecord, places};
 
 /// Models that the engine runs; everything in `golden_architectures` holds for each.
 pub const SUPPORTED: &[&str] = &[
+    "gemma2",
     "granitemoe",
     "llama",
     "llama_moe",
@@ -26,7 +27,6 @@ pub const SUPPORTED: &[&str] = &[
 pub const LATER: &[&str] = &[
     "deepseek2",
     "deepseek2_kvb",
-    "gemma2",
     "gemma3",
     "gemma4",
     "gemma4_moe",

@@ -150,7 +150,7 @@ const GEMMA2: Traits = Traits {
 };
 
 impl Architecture {
-    pub const ALL: [Self; 8] = [
+    pub const ALL: [Self; 9] = [
         Self::Llama,
         Self::Qwen2,
         Self::Qwen3,
@@ -159,6 +159,7 @@ impl Architecture {
         Self::GraniteMoe,
         Self::Mistral3,
         Self::Phi3,
+        Self::Gemma2,
     ];
 
     /// The architecture whose `general.architecture` is `name`.
