@@ -10,6 +10,7 @@ use vitriol_testkit::{golden::ZooRecord, places};
 /// Models that the engine runs; everything in `golden_architectures` holds for each.
 pub const SUPPORTED: &[&str] = &[
     "gemma2",
+    "gemma3",
     "granitemoe",
     "llama",
     "llama_moe",
@@ -27,7 +28,6 @@ pub const SUPPORTED: &[&str] = &[
 pub const LATER: &[&str] = &[
     "deepseek2",
     "deepseek2_kvb",
-    "gemma3",
     "gemma4",
     "gemma4_moe",
     "gpt_oss",

@@ -150,7 +150,7 @@ const GEMMA2: Traits = Traits {
 };
 
 impl Architecture {
-    pub const ALL: [Self; 9] = [
+    pub const ALL: [Self; 10] = [
         Self::Llama,
         Self::Qwen2,
         Self::Qwen3,
@@ -160,6 +160,7 @@ impl Architecture {
         Self::Mistral3,
         Self::Phi3,
         Self::Gemma2,
+        Self::Gemma3,
     ];
 
     /// The architecture whose `general.architecture` is `name`.
