@@ -11,6 +11,7 @@ use vitriol_testkit::{golden::ZooRecord, places};
 pub const SUPPORTED: &[&str] = &[
     "gemma2",
     "gemma3",
+    "gpt_oss",
     "granitemoe",
     "llama",
     "llama_moe",
@@ -30,7 +31,6 @@ pub const LATER: &[&str] = &[
     "deepseek2_kvb",
     "gemma4",
     "gemma4_moe",
-    "gpt_oss",
     "llama4",
     "qwen35",
     "qwen35_d256",

@@ -150,7 +150,7 @@ const GEMMA2: Traits = Traits {
 };
 
 impl Architecture {
-    pub const ALL: [Self; 10] = [
+    pub const ALL: [Self; 11] = [
         Self::Llama,
         Self::Qwen2,
         Self::Qwen3,
@@ -161,6 +161,7 @@ impl Architecture {
         Self::Phi3,
         Self::Gemma2,
         Self::Gemma3,
+        Self::GptOss,
     ];
 
     /// The architecture whose `general.architecture` is `name`.
