@@ -150,7 +150,7 @@ const GEMMA2: Traits = Traits {
 };
 
 impl Architecture {
-    pub const ALL: [Self; 11] = [
+    pub const ALL: [Self; 12] = [
         Self::Llama,
         Self::Qwen2,
         Self::Qwen3,
@@ -162,6 +162,7 @@ impl Architecture {
         Self::Gemma2,
         Self::Gemma3,
         Self::GptOss,
+        Self::Llama4,
     ];
 
     /// The architecture whose `general.architecture` is `name`.
