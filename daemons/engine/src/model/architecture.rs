@@ -150,7 +150,7 @@ const GEMMA2: Traits = Traits {
 };
 
 impl Architecture {
-    pub const ALL: [Self; 12] = [
+    pub const ALL: [Self; 13] = [
         Self::Llama,
         Self::Qwen2,
         Self::Qwen3,
@@ -163,6 +163,7 @@ impl Architecture {
         Self::Gemma3,
         Self::GptOss,
         Self::Llama4,
+        Self::DeepSeek2,
     ];
 
     /// The architecture whose `general.architecture` is `name`.
