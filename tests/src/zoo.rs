@@ -13,6 +13,8 @@ pub const SUPPORTED: &[&str] = &[
     "deepseek2_kvb",
     "gemma2",
     "gemma3",
+    "gemma4",
+    "gemma4_moe",
     "gpt_oss",
     "granitemoe",
     "llama",
@@ -30,8 +32,6 @@ pub const SUPPORTED: &[&str] = &[
 
 /// Models of architectures that a later release runs; until then they are refused by name.
 pub const LATER: &[&str] = &[
-    "gemma4",
-    "gemma4_moe",
     "qwen35",
     "qwen35_d256",
     "qwen35moe",

@@ -150,7 +150,7 @@ const GEMMA2: Traits = Traits {
 };
 
 impl Architecture {
-    pub const ALL: [Self; 13] = [
+    pub const ALL: [Self; 14] = [
         Self::Llama,
         Self::Qwen2,
         Self::Qwen3,
@@ -164,6 +164,7 @@ impl Architecture {
         Self::GptOss,
         Self::Llama4,
         Self::DeepSeek2,
+        Self::Gemma4,
     ];
 
     /// The architecture whose `general.architecture` is `name`.
