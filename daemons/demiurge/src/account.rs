@@ -7,6 +7,7 @@ use http::{HeaderValue, StatusCode};
 use time::format_description::well_known::Rfc3339;
 use time::{OffsetDateTime, UtcOffset};
 use tokio::sync::OwnedSemaphorePermit;
+use vitriol_chassis::event;
 use vitriol_proto::engine::v1::Usage;
 
 use crate::answer::Route;
@@ -174,6 +175,43 @@ impl Drop for Account {
             self.metrics.requests_in_flight.dec();
         }
         self.decisions.record(&self.line);
+        log_end(&self.line);
+    }
+}
+
+/// One event a request: who looks into the journal finds it by its session or its lane.
+fn log_end(line: &Decision) {
+    let request_id = line.request_id.as_str();
+    let vitriol_session = line.session.as_deref();
+    let vitriol_lane = line.lane.as_str();
+    let cause = line.cause.as_str();
+    match line.error {
+        None => tracing::info!(
+            message_id = event::REQUEST_ANSWERED,
+            request_id,
+            vitriol_session,
+            vitriol_lane,
+            cause,
+            finish = line.finish,
+            prompt_tokens = line.prompt_tokens,
+            cached_tokens = line.cached_tokens,
+            completion_tokens = line.completion_tokens,
+            queue_ms = line.queue_ms,
+            ttft_ms = line.ttft_ms,
+            total_ms = line.total_ms,
+            "request ended"
+        ),
+        Some(error) => tracing::info!(
+            message_id = event::REQUEST_REFUSED,
+            request_id,
+            vitriol_session,
+            vitriol_lane,
+            cause,
+            error,
+            status = line.status,
+            total_ms = line.total_ms,
+            "request refused"
+        ),
     }
 }
 

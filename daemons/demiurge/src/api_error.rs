@@ -224,6 +224,21 @@ impl ApiError {
             .code("request_too_large")
     }
 
+    /// 415: a body in a Content-Encoding; `encoding` as the client named it.
+    pub fn unsupported_encoding(encoding: &str) -> ApiError {
+        let quoted: String = encoding.chars().take(100).collect();
+        let message = format!(
+            "Content-Encoding '{quoted}' is not read here; send the body as it is, without \
+             Content-Encoding"
+        );
+        ApiError::new(
+            StatusCode::UNSUPPORTED_MEDIA_TYPE,
+            ErrorKind::InvalidRequest,
+            message,
+        )
+        .code("unsupported_encoding")
+    }
+
     /// 413: a parameter holds more than this route takes; `bound` in the client's words.
     pub fn param_too_large(param: &'static str, bound: &str) -> ApiError {
         let message = format!("'{param}' is longer than {bound}; send it in parts");

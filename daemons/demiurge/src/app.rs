@@ -92,8 +92,8 @@ impl App {
 
     /// Takes a place among the requests in flight, for one with this body.
     ///
-    /// Errors: 429 when there is none; the body is then read over.
-    pub async fn take_place(
+    /// Errors: 429 when there is none; the body is then read over beside the answer.
+    pub fn take_place(
         &self,
         headers: &HeaderMap,
         body: Body,
@@ -101,7 +101,7 @@ impl App {
         match Arc::clone(&self.places).try_acquire_owned() {
             Ok(place) => Ok((place, body)),
             Err(_) => {
-                refuse_unread(headers, body).await;
+                refuse_unread(headers, body);
                 let limit = self.config.requests_max;
                 let message = format!("{limit} requests are in flight; send this one again later");
                 Err(ApiError::busy(message, RETRY_BUSY_S))

@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use axum::body::Body;
 use bytes::Bytes;
-use http::{HeaderMap, header};
+use http::{HeaderMap, HeaderValue, header};
 use http_body_util::BodyExt;
 use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 
@@ -90,13 +90,13 @@ impl BodyBounds {
 
     /// Reads a body.
     ///
-    /// Errors: 413 when it is too large (by its Content-Length before a byte is read, else by
-    /// count), 408 when it is too slow, 429 when the bodies of all requests together fill the
-    /// budget, 400 when it breaks off.
+    /// Errors: 415 when it is compressed, 413 when it is too large (by its Content-Length before a
+    /// byte is read, else by count), 408 when it is too slow, 429 when the bodies of all requests
+    /// together fill the budget, 400 when it breaks off.
     pub async fn read(&self, headers: &HeaderMap, mut body: Body) -> Result<BoundedBody, ApiError> {
-        if content_length(headers).is_some_and(|length| length > self.bytes_max as u64) {
-            refuse_unread(headers, body).await;
-            return Err(ApiError::too_large(self.bytes_max as u64));
+        if let Err(error) = self.check_head(headers) {
+            refuse_unread(headers, body);
+            return Err(error);
         }
         let read = tokio::time::timeout(self.timeout, self.collect(&mut body)).await;
         let error = match read {
@@ -104,8 +104,23 @@ impl BodyBounds {
             Ok(Err(error)) => error,
             Err(_) => return Err(ApiError::body_timeout(self.timeout.as_millis() as u64)),
         };
-        discard(body).await;
+        tokio::spawn(discard(body));
         Err(error)
+    }
+
+    /// What a request's head alone says against its body.
+    fn check_head(&self, headers: &HeaderMap) -> Result<(), ApiError> {
+        if content_length(headers).is_some_and(|length| length > self.bytes_max as u64) {
+            return Err(ApiError::too_large(self.bytes_max as u64));
+        }
+        let mut encodings = headers.get_all(header::CONTENT_ENCODING).iter();
+        match encodings.find(|encoding| !is_identity(encoding)) {
+            None => Ok(()),
+            Some(encoding) => {
+                let encoding = encoding.to_str().unwrap_or("of no known name");
+                Err(ApiError::unsupported_encoding(encoding))
+            }
+        }
     }
 
     async fn collect(&self, body: &mut Body) -> Result<BoundedBody, ApiError> {
@@ -143,6 +158,13 @@ impl BodyBounds {
     }
 }
 
+/// Whether a Content-Encoding leaves the body as it is.
+fn is_identity(encoding: &HeaderValue) -> bool {
+    let plain = |coding: &str| coding.is_empty() || coding.eq_ignore_ascii_case("identity");
+    let codings = encoding.to_str().ok();
+    codings.is_some_and(|codings| codings.split(',').all(|coding| plain(coding.trim())))
+}
+
 fn content_length(headers: &HeaderMap) -> Option<u64> {
     headers
         .get(header::CONTENT_LENGTH)?
@@ -152,15 +174,16 @@ fn content_length(headers: &HeaderMap) -> Option<u64> {
         .ok()
 }
 
-/// Lets go of a body of which nothing was read: a client that writes before it reads gets to see why
-/// it was refused, one that asks first (Expect: 100-continue) sees it instead of the go-ahead.
-pub async fn refuse_unread(headers: &HeaderMap, body: Body) {
+/// Lets go of a body of which nothing was read, so that the refusal goes out at once. A client that
+/// writes before it reads gets to see it all the same, because what it writes is read beside; one
+/// that asks first (Expect: 100-continue) sees it instead of the go-ahead.
+pub fn refuse_unread(headers: &HeaderMap, body: Body) {
     if !headers.contains_key(header::EXPECT) {
-        discard(body).await;
+        tokio::spawn(discard(body));
     }
 }
 
-/// Reads on and drops what comes, within bounds.
+/// Reads on and drops what comes, within bounds; the connection stays open for as long.
 async fn discard(mut body: Body) {
     let reading = async {
         let mut bytes = 0;
@@ -227,6 +250,47 @@ mod tests {
             refused.err().map(|error| error.label()),
             Some("request_too_large")
         );
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_refusal_by_the_head_waits_for_nothing_of_the_body() {
+        let begun = tokio::time::Instant::now();
+        for (name, value, label) in [
+            (
+                header::CONTENT_LENGTH,
+                "99999999999999999",
+                "request_too_large",
+            ),
+            (header::CONTENT_ENCODING, "gzip", "unsupported_encoding"),
+            (
+                header::CONTENT_ENCODING,
+                "identity, br",
+                "unsupported_encoding",
+            ),
+        ] {
+            let mut headers = HeaderMap::new();
+            headers.insert(name, HeaderValue::from_static(value));
+            let endless = Body::from_stream(stream::pending::<Result<Bytes, Infallible>>());
+            let refused = bounds().read(&headers, endless).await;
+            assert_eq!(
+                refused.err().map(|error| error.label()),
+                Some(label),
+                "{value}"
+            );
+        }
+        assert_eq!(begun.elapsed(), Duration::ZERO);
+    }
+
+    #[tokio::test]
+    async fn a_body_that_is_encoded_as_itself_is_read() {
+        for value in ["identity", "Identity", "", "identity, identity"] {
+            let mut headers = HeaderMap::new();
+            headers.insert(header::CONTENT_ENCODING, HeaderValue::from_static(value));
+            assert!(
+                bounds().read(&headers, chunks(1, 8)).await.is_ok(),
+                "{value}"
+            );
+        }
     }
 
     #[tokio::test]

@@ -1,14 +1,12 @@
 //! Demiurge's settings, typed: from the profile, the flags and the house's directories.
 
-use std::net::{IpAddr, SocketAddr};
+use std::net::SocketAddr;
 use std::path::PathBuf;
 use std::time::Duration;
 
-use vitriol_chassis::{Exit, Failure};
+use vitriol_chassis::Failure;
 use vitriol_ipc::HouseDirs;
-use vitriol_profile::Profile;
-
-use crate::origin::is_loopback;
+use vitriol_profile::{Profile, check_loopback};
 
 /// Name of the engine that Demiurge talks to in this release.
 const ENGINE: &str = "main";
@@ -91,17 +89,6 @@ impl Config {
     }
 }
 
-fn check_loopback(address: IpAddr) -> Result<(), Failure> {
-    if is_loopback(address) {
-        return Ok(());
-    }
-    let message = format!(
-        "listen address {address} is reachable from other machines, and this release has no keys \
-         to keep them out; listen on 127.0.0.1 and forward the port (ssh -L) instead"
-    );
-    Err(Failure::new(Exit::Config, message))
-}
-
 #[cfg(test)]
 mod tests {
     use vitriol_profile::Overrides;
@@ -120,8 +107,14 @@ mod tests {
     fn places_default_to_the_houses() {
         let config = Config::new(&Profile::default(), Places::default(), &dirs()).unwrap();
         assert_eq!(config.engine_socket, PathBuf::from("/r/engine/main.sock"));
-        assert_eq!(config.status_socket, PathBuf::from("/r/demiurge.sock"));
-        assert_eq!(config.address_file, PathBuf::from("/r/demiurge.addr"));
+        assert_eq!(
+            config.status_socket,
+            PathBuf::from("/r/demiurge/demiurge.sock")
+        );
+        assert_eq!(
+            config.address_file,
+            PathBuf::from("/r/demiurge/demiurge.addr")
+        );
         assert_eq!(config.decisions, PathBuf::from("/s/decisions.jsonl"));
     }
 

@@ -11,6 +11,7 @@ use std::thread;
 use std::time::Duration;
 
 use serde::Serialize;
+use vitriol_chassis::event;
 
 use crate::lane::{Cause, Lane, LaneInputs};
 use crate::metrics::Metrics;
@@ -124,7 +125,11 @@ fn write_all(mut file: DecisionFile, inbox: &Receiver<Order>, metrics: &Metrics)
             Ok(()) => {
                 metrics.decisions_written.inc();
                 if degraded {
-                    tracing::info!(path = %file.path().display(), "decisions are written again");
+                    tracing::info!(
+                        message_id = event::DECISIONS_RESUMED,
+                        path = %file.path().display(),
+                        "decisions are written again"
+                    );
                 }
                 degraded = false;
             }
@@ -132,6 +137,7 @@ fn write_all(mut file: DecisionFile, inbox: &Receiver<Order>, metrics: &Metrics)
                 metrics.decisions_lost.inc();
                 if !degraded {
                     tracing::error!(
+                        message_id = event::DECISIONS_LOST,
                         path = %file.path().display(),
                         %error,
                         "decisions cannot be written; requests go on without"

@@ -143,6 +143,16 @@ impl EngineLink {
         }
     }
 
+    /// Ends when the first try to reach the engine has, well or not, or `within` later. To be asked
+    /// for before [`EngineLink::run`] begins.
+    pub fn first_try(&self, within: Duration) -> impl Future<Output = ()> + use<> {
+        let mut changes = self.state.subscribe();
+        async move {
+            // Late: requests are then answered by what is known, which is nothing.
+            let _ = tokio::time::timeout(within, changes.changed()).await;
+        }
+    }
+
     /// Keeps a session open until `stop`. Returns when it is told to.
     pub async fn run(&self, stop: CancellationToken) {
         session::keep(self, stop).await;

@@ -39,7 +39,7 @@ use std::time::Duration;
 
 use tokio_util::sync::CancellationToken;
 use tonic::service::Routes;
-use vitriol_chassis::{Daemon, Drained, Exit, Failure, OrExit, RpcServer};
+use vitriol_chassis::{Daemon, Drained, Exit, Failure, Inherited, OrExit, RpcServer};
 use vitriol_ipc::{Listener, connect, create_private_dir};
 
 use app::App;
@@ -54,15 +54,21 @@ pub use config::{Config, Places};
 /// What answers cut by the end of a drain get to send their error in.
 const CUT_GRACE: Duration = Duration::from_secs(1);
 
+/// How long requests wait at the start for the first try to reach the engine. Without an engine it
+/// ends at once; one that hangs is not waited for.
+const FIRST_TRY_MAX: Duration = Duration::from_millis(500);
+
 /// What the decision log gets to write its last lines in.
 const FLUSH_DEADLINE: Duration = Duration::from_secs(1);
 
-/// Runs Demiurge until it is told to stop: bind, announce, serve, drain.
+/// Runs Demiurge until it is told to stop: bind, announce, serve, drain. A socket among `inherited`
+/// takes the place of the port it would bind.
 ///
 /// Errors: port or status socket held by another (exit 69), directories that cannot be used (78).
-pub async fn run(config: Config, daemon: Daemon) -> Result<(), Failure> {
-    let listener = server::listen(config.listen)?;
+pub async fn run(mut config: Config, inherited: Inherited, daemon: Daemon) -> Result<(), Failure> {
+    let listener = server::listen(config.listen, &inherited)?;
     let address = listener.local_addr().or_exit(Exit::Internal)?;
+    config.listen = address;
     let status_socket = Listener::bind(&config.status_socket)?;
     // What a killed process left behind must not be taken for ours.
     remove_address(&config.address_file);
@@ -70,10 +76,14 @@ pub async fn run(config: Config, daemon: Daemon) -> Result<(), Failure> {
 
     let (app, link, link_stop) = build(config, &daemon)?;
     let server = Server::new(Arc::clone(&app), routes::router(Arc::clone(&app)));
+    let first_try = link.first_try(FIRST_TRY_MAX);
     let keeping = tokio::spawn({
         let stop = link_stop.clone();
         async move { link.run(stop).await }
     });
+    // Connections that wait in the socket's queue since before a restart would else be told that no
+    // engine is there, a millisecond before one is.
+    first_try.await;
     write_address(&app.config.address_file, address)?;
     daemon.board.ready(format!("listening on {address}"));
     tracing::info!(%address, engine = %app.config.engine_socket.display(), "listening");

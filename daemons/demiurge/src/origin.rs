@@ -4,7 +4,9 @@
 //! or by a name that resolves to 127.0.0.1 for a moment (DNS rebinding: Host is the page's). The
 //! two checks here close both doors; programs that are no browsers send neither header wrongly.
 
-use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
+use std::net::{IpAddr, Ipv6Addr};
+
+use vitriol_profile::is_loopback;
 
 /// Whether `authority` (a Host header or an absolute target: `name[:port]`) names this machine:
 /// `localhost`, a loopback address, or the address Demiurge listens on. The port is not compared,
@@ -40,16 +42,6 @@ fn is_own_host(host: &str, listen: IpAddr) -> bool {
     }
 }
 
-/// Whether an address reaches this machine only, IPv4 in IPv6 clothes included.
-pub fn is_loopback(address: IpAddr) -> bool {
-    match address {
-        IpAddr::V4(v4) => Ipv4Addr::is_loopback(&v4),
-        IpAddr::V6(v6) => {
-            Ipv6Addr::is_loopback(&v6) || v6.to_ipv4_mapped().is_some_and(|v4| v4.is_loopback())
-        }
-    }
-}
-
 /// The host part of `host[:port]`, brackets of an IPv6 address removed; None when malformed.
 fn host_of(authority: &str) -> Option<&str> {
     if !authority.is_ascii() {
@@ -77,6 +69,8 @@ fn host_of(authority: &str) -> Option<&str> {
 #[cfg(test)]
 mod tests {
     use proptest::prelude::*;
+
+    use std::net::Ipv4Addr;
 
     use super::*;
 

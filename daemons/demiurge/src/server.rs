@@ -14,11 +14,13 @@ use hyper::body::Incoming;
 use hyper::server::conn::http1;
 use hyper::service::service_fn;
 use hyper_util::rt::{TokioIo, TokioTimer};
+use rustix::net::sockopt::set_socket_send_buffer_size;
 use tokio::net::{TcpListener, TcpSocket, TcpStream};
 use tokio::sync::Semaphore;
 use tokio_util::task::TaskTracker;
 use tower::ServiceExt;
-use vitriol_chassis::{Exit, Failure, Heartbeat};
+use vitriol_chassis::{Exit, Failure, Heartbeat, Inherited};
+use vitriol_profile::check_loopback;
 use vitriol_sysfs::Sysfs;
 
 use crate::app::App;
@@ -44,11 +46,43 @@ const BEAT_INTERVAL: Duration = Duration::from_secs(1);
 /// What a connection on which no request came yet gets to send one, once the drain has begun.
 const UNUSED_GRACE: Duration = Duration::from_millis(250);
 
-/// Listens on `address`.
+/// Takes the socket that the service manager opened (socket activation: clients that come while
+/// Demiurge restarts wait in its queue), or else listens on `address`.
 ///
 /// Errors: exit 69 naming the holder when the port is taken; 78 when the address is not this
-/// machine's or the port not for this user.
-pub fn listen(address: SocketAddr) -> Result<TcpListener, Failure> {
+/// machine's or the port not for this user, or when the inherited socket is not one of loopback TCP.
+pub fn listen(address: SocketAddr, inherited: &Inherited) -> Result<TcpListener, Failure> {
+    let unfit = |error: io::Error| {
+        let message = format!(
+            "socket from the service manager: {error}; give vitriol-demiurge.socket one \
+             ListenStream= with a loopback address"
+        );
+        Failure::new(Exit::Config, message)
+    };
+    let Some(socket) = inherited.take_tcp_listener().map_err(unfit)? else {
+        return open(address);
+    };
+    let listener = adopt(socket).map_err(unfit)?;
+    let bound = listener.local_addr().map_err(unfit)?;
+    check_loopback(bound.ip())?;
+    if bound != address {
+        tracing::warn!(
+            socket = %bound,
+            profile = %address,
+            "the service manager's socket has another address than house.listen; it decides"
+        );
+    }
+    Ok(listener)
+}
+
+fn adopt(socket: std::net::TcpListener) -> io::Result<TcpListener> {
+    socket.set_nonblocking(true)?;
+    // Accepted connections inherit it.
+    set_socket_send_buffer_size(&socket, SEND_BUFFER_BYTES as usize)?;
+    TcpListener::from_std(socket)
+}
+
+fn open(address: SocketAddr) -> Result<TcpListener, Failure> {
     bind(address).map_err(|error| match error.kind() {
         io::ErrorKind::AddrInUse => {
             let holder = match Sysfs::host().port_holder(address.port()) {

@@ -6,6 +6,7 @@ use std::time::Duration;
 
 use tokio_util::sync::CancellationToken;
 use tonic::Streaming;
+use vitriol_chassis::event;
 use vitriol_proto::engine::v1::engine_client::EngineClient;
 use vitriol_proto::engine::v1::{GetModelResponse, StepEvents};
 use vitriol_proto::status::v1::Health;
@@ -51,7 +52,12 @@ pub(super) async fn keep(link: &EngineLink, stop: CancellationToken) {
                 if stop.is_cancelled() {
                     tracing::info!(why, requests_lost = lost, "engine session ended");
                 } else {
-                    tracing::warn!(why, requests_lost = lost, "engine session ended");
+                    tracing::warn!(
+                        message_id = event::ENGINE_LOST,
+                        why,
+                        requests_lost = lost,
+                        "engine session ended"
+                    );
                 }
             }
             Attempt::Refused(error) => {
@@ -154,6 +160,7 @@ async fn notice_silence(link: &EngineLink, messages: &AtomicU64) {
 
 fn become_ready(link: &EngineLink, model: Arc<GetModelResponse>) {
     tracing::info!(
+        message_id = event::ENGINE_REACHED,
         model = model.alias,
         context_tokens = model.context_tokens,
         "engine session stands"

@@ -100,7 +100,7 @@ async fn start(
     body: Body,
     account: &mut Account,
 ) -> Result<Started, ApiError> {
-    let (place, body) = app.take_place(&head.headers, body).await?;
+    let (place, body) = app.take_place(&head.headers, body)?;
     account.take_place(place);
     let session = session_id(&head.headers)?.unwrap_or_default();
     if !session.is_empty() {

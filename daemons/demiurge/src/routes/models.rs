@@ -8,6 +8,7 @@ use axum::extract::{Path as PathParam, State};
 use axum::response::Response;
 use http::StatusCode;
 use serde_json::{Value, json};
+use vitriol_profile::catalog;
 use vitriol_proto::engine::v1::GetModelResponse;
 
 use crate::api_error::{ApiError, Dialect};
@@ -16,12 +17,18 @@ use crate::app::{App, loading};
 use super::json;
 
 /// Whether a client's word for a model means this one: its alias, its file's name with or without
-/// the ending, or nothing at all.
+/// the ending, the name that `vitriol model list` has for that file, or nothing at all.
 pub fn is_named(model: &GetModelResponse, asked: &str) -> bool {
     let file = Path::new(&model.file);
+    let names = [file.file_name(), file.file_stem()];
+    let in_catalog = || {
+        file.file_name()
+            .and_then(|name| catalog::by_file(name.to_str()?))
+    };
     asked.is_empty()
         || asked == model.alias
-        || [file.file_name(), file.file_stem()].contains(&Some(asked.as_ref()))
+        || names.contains(&Some(asked.as_ref()))
+        || in_catalog().is_some_and(|known| known.name.eq_ignore_ascii_case(asked))
 }
 
 /// GET /v1/models.
@@ -96,6 +103,26 @@ mod tests {
             "/models/SmolLM2-135M.Q4_1.gguf",
         ] {
             assert!(!is_named(&model, name), "{name}");
+        }
+    }
+
+    #[test]
+    fn names_of_the_catalog_are_names_of_its_files() {
+        for known in catalog::KNOWN {
+            let model = GetModelResponse {
+                alias: "mine".into(),
+                file: format!("/models/{}", known.file),
+                ..GetModelResponse::default()
+            };
+            for name in [known.name, "mine", known.file] {
+                assert!(is_named(&model, name), "{name}");
+            }
+            let others = catalog::KNOWN
+                .iter()
+                .filter(|other| other.name != known.name);
+            for other in others {
+                assert!(!is_named(&model, other.name), "{}", other.name);
+            }
         }
     }
 }

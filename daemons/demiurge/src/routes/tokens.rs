@@ -63,7 +63,7 @@ fn answer(answered: Result<Response, ApiError>) -> Response {
 
 async fn tokens_of(app: &App, request: Request) -> Result<Response, ApiError> {
     let (head, body) = request.into_parts();
-    let (_place, body) = app.take_place(&head.headers, body).await?;
+    let (_place, body) = app.take_place(&head.headers, body)?;
     let body = app.bodies.read(&head.headers, body).await?;
     let (wanted, _share) = body.parse(TokenizeBody::parse).await?;
     let call = TokenizeRequest {
@@ -89,7 +89,7 @@ async fn tokens_of(app: &App, request: Request) -> Result<Response, ApiError> {
 
 async fn text_of(app: &App, request: Request) -> Result<Response, ApiError> {
     let (head, body) = request.into_parts();
-    let (_place, body) = app.take_place(&head.headers, body).await?;
+    let (_place, body) = app.take_place(&head.headers, body)?;
     let body = app.bodies.read(&head.headers, body).await?;
     let (wanted, _share) = body.parse(DetokenizeBody::parse).await?;
     let count = wanted.tokens.len();

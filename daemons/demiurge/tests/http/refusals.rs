@@ -122,6 +122,63 @@ fn large_bodies_are_413_by_announcement_and_by_count() {
     assert!(exchange(&house, bytes.as_bytes()).starts_with("HTTP/1.1 413 "));
 }
 
+/// What comes back for raw bytes while the client keeps the connection open and sends no more.
+fn first_answer(house: &House, bytes: &[u8]) -> String {
+    let mut connection = house.client().send_raw(bytes).unwrap();
+    connection.set_read_timeout(Some(SOON)).unwrap();
+    let mut answer = Vec::new();
+    let mut byte = [0];
+    while !answer.ends_with(b"}}") {
+        assert_eq!(connection.read(&mut byte).unwrap(), 1, "{answer:?}");
+        answer.push(byte[0]);
+    }
+    String::from_utf8_lossy(&answer).into_owned()
+}
+
+#[test]
+fn a_huge_content_length_is_413_before_the_body_starts() {
+    let house = House::greeting();
+    let address = house.demiurge.address;
+    for path in [CHAT, "/v1/completions", "/tokenize", "/detokenize"] {
+        let head = format!(
+            "POST {path} HTTP/1.1\r\nHost: {address}\r\nContent-Length: 999999999999\r\n\r\n"
+        );
+        // The body never comes: an answer that waited for it would not either.
+        let answer = first_answer(&house, head.as_bytes());
+        assert!(answer.starts_with("HTTP/1.1 413 "), "{path}: {answer}");
+    }
+    // One that writes all it announced before it reads gets to see it too, though the sockets'
+    // buffers hold less.
+    let mut body = chat(false);
+    body["messages"][0]["content"] = json!("x".repeat(40 << 20));
+    assert_eq!(house.client().post(CHAT, &body).unwrap().status(), 413);
+}
+
+#[test]
+fn a_content_encoding_is_415_with_the_remedy() {
+    let house = House::greeting();
+    let post = |path: &str, encoding: &str| {
+        let client = house.client().with_header("Content-Encoding", encoding);
+        client.post(path, &chat(false)).unwrap()
+    };
+    for encoding in ["gzip", "br", "identity, zstd"] {
+        let answer = post(CHAT, encoding);
+        assert_eq!(answer.status(), 415, "{encoding}");
+        let error = &answer.json().unwrap()["error"];
+        assert_eq!(error["code"], "unsupported_encoding");
+        let message = error["message"].as_str().unwrap();
+        assert!(message.contains(encoding) && message.contains("; send the body as it is"));
+    }
+    assert_eq!(
+        post("/tokenize", "gzip").json().unwrap()["error"]["code"],
+        415
+    );
+    assert_eq!(post(CHAT, "identity").status(), 200);
+    let decisions = house.demiurge.until_decisions(4);
+    assert_eq!(decisions[0]["error"], "unsupported_encoding");
+    assert_eq!(house.engine.record().submits.len(), 1);
+}
+
 #[test]
 fn long_tokenize_requests_are_413_whatever_the_body_bound() {
     let house = House::start("body_bytes_max = \"128 MiB\"", |_| hello());
