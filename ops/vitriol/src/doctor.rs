@@ -2,10 +2,13 @@
 
 mod check;
 mod checks;
+mod storage;
 
 use vitriol_chassis::{Environment, Exit, Failure};
 use vitriol_profile::Overrides;
 use vitriol_sysfs::Sysfs;
+
+pub use self::checks::OVERHEAD_BYTES;
 
 use self::{
     check::{Check, describe, to_json, verdict},

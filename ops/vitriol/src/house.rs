@@ -12,11 +12,13 @@ const STATUS_DEADLINE: Duration = Duration::from_millis(200);
 /// The directories of the house that answers on `listen`.
 ///
 /// A house started with port 0 is named by its supervisor's pid, so the address files tell which of
-/// them bound this address.
+/// them bound this address; the installed house leaves one too, for root to read.
 pub fn locate(dirs: &HouseDirs, listen: SocketAddr) -> HouseDirs {
     let named = dirs.for_listen(listen, 0);
-    if bound_address(&named) == Some(listen) {
-        return named;
+    for house in [named.clone(), HouseDirs::system()] {
+        if bound_address(&house) == Some(listen) {
+            return house;
+        }
     }
     let siblings = fs::read_dir(&dirs.runtime).into_iter().flatten().flatten();
     for sibling in siblings {
@@ -40,6 +42,14 @@ pub fn bound_address(dirs: &HouseDirs) -> Option<SocketAddr> {
         .trim()
         .parse()
         .ok()
+}
+
+/// Whether a `vitriol up` that lives runs the house in these directories.
+pub fn is_up(dirs: &HouseDirs) -> bool {
+    let holder = fs::read_to_string(dirs.up_lock()).ok();
+    let pid = holder.and_then(|text| text.trim().parse::<u32>().ok());
+    // The lock itself is not tried: a house that starts at this moment would find it taken.
+    pid.is_some_and(|pid| Path::new("/proc").join(pid.to_string()).exists())
 }
 
 /// A daemon's status, or nothing when it does not answer within the deadline.
@@ -72,6 +82,19 @@ pub(crate) mod tests {
     }
 
     #[test]
+    fn a_house_is_up_while_its_supervisor_lives() {
+        let root = tempfile::tempdir().unwrap();
+        let dirs = dirs(root.path());
+        assert!(!is_up(&dirs));
+        fs::create_dir_all(&dirs.runtime).unwrap();
+        fs::write(dirs.up_lock(), format!("{}\n", std::process::id())).unwrap();
+        assert!(is_up(&dirs));
+        // Beyond any pid the kernel gives.
+        fs::write(dirs.up_lock(), "4194999\n").unwrap();
+        assert!(!is_up(&dirs));
+    }
+
+    #[test]
     fn a_house_is_found_by_its_name_or_by_the_address_it_bound() {
         let root = tempfile::tempdir().unwrap();
         let dirs = dirs(root.path());
@@ -84,11 +107,11 @@ pub(crate) mod tests {
         );
 
         let by_pid = dirs.for_listen("127.0.0.1:0".parse().unwrap(), 77);
-        fs::create_dir_all(&by_pid.runtime).unwrap();
+        fs::create_dir_all(by_pid.demiurge_address().parent().unwrap()).unwrap();
         fs::write(by_pid.demiurge_address(), "127.0.0.1:43123\n").unwrap();
         assert_eq!(locate(&dirs, address), by_pid);
 
-        fs::create_dir_all(&named.runtime).unwrap();
+        fs::create_dir_all(named.demiurge_address().parent().unwrap()).unwrap();
         fs::write(named.demiurge_address(), "127.0.0.1:43123").unwrap();
         assert_eq!(locate(&dirs, address), named);
     }

@@ -7,10 +7,14 @@
 
 mod chat;
 mod cli;
+mod completions;
 mod config;
 mod doctor;
 mod house;
 mod http;
+mod install;
+mod logs;
+mod manual;
 mod model;
 mod status;
 mod term;
@@ -24,7 +28,10 @@ use crate::cli::{Cli, Command};
 
 fn main() -> ExitCode {
     chassis::main("vitriol", |environment| {
-        let cli: Cli = chassis::parse_args(std::env::args_os())?;
+        let mut cli: Cli = chassis::parse_args(std::env::args_os())?;
+        if let Some(settings) = cli.command.settings_mut() {
+            config::use_installed(settings, &environment);
+        }
         // One thread: every command waits more than it computes.
         let runtime = tokio::runtime::Builder::new_current_thread()
             .enable_all()
@@ -44,6 +51,12 @@ async fn run(command: Command, environment: &Environment) -> Result<(), Failure>
         Command::Status(args) => status::run(&args, environment).await,
         Command::Doctor(args) => doctor::run(&args, environment).await,
         Command::Model(command) => model::run(command, environment),
-        Command::Config(command) => config::run(command),
+        Command::Install(args) => install::install(&args, environment),
+        Command::Uninstall(args) => install::uninstall(&args, environment),
+        Command::CheckPort { listen } => up::check_port(listen),
+        Command::Config(command) => config::run(command, environment),
+        Command::Logs(args) => logs::run(&args, environment).await,
+        Command::Completions { shell } => completions::run(shell),
+        Command::Man { dir } => manual::run(dir.as_deref()),
     }
 }

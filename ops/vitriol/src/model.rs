@@ -1,22 +1,19 @@
 //! `vitriol model`: bring model files in, list them, look into them.
 
-pub mod catalog;
 pub mod digest;
 mod fetch;
 mod info;
+mod list;
 pub mod python;
 
-use std::{ffi::OsStr, fs, path::Path};
+use std::ffi::OsStr;
 
-use vitriol_chassis::{Environment, Exit, Failure, OrExit};
+use vitriol_chassis::{Environment, Exit, Failure};
 use vitriol_ipc::HouseDirs;
+use vitriol_profile::catalog;
 use vitriol_units::Bytes;
 
-use self::{
-    catalog::KnownModel,
-    fetch::{Cache, FetchError, Fetched, Step},
-    info::Info,
-};
+use self::fetch::{Cache, FetchError, Fetched, Step};
 use crate::{
     cli::{FetchArgs, ModelCommand},
     term::{self, Line, LiveLines, bar},
@@ -26,15 +23,14 @@ pub fn run(command: ModelCommand, environment: &Environment) -> Result<(), Failu
     let dirs = environment.dirs()?;
     match command {
         ModelCommand::Fetch(args) => fetch(&args, &dirs, environment.path.as_deref()),
-        ModelCommand::Info { file, json } => {
-            let file = file.unwrap_or_else(|| dirs.default_model());
-            let info = Info::read(&file).or_exit(Exit::Config)?;
+        ModelCommand::Info(args) => info::run(&args, &dirs),
+        ModelCommand::List { json } => {
+            let listed = list::list(&dirs.models());
             match json {
-                true => term::print(format_args!("{:#}\n", info.to_json())),
-                false => term::print(info.describe()),
+                true => term::print(format_args!("{:#}\n", list::to_json(&listed))),
+                false => term::print(list::describe(&listed)),
             }
         }
-        ModelCommand::List => term::print(list(&dirs.models())),
     }
 }
 
@@ -107,60 +103,5 @@ impl From<FetchError> for Failure {
             FetchError::Unzip { .. } | FetchError::Io { .. } => Exit::Internal,
         };
         Failure::of(exit, error)
-    }
-}
-
-/// Known models first, then whatever else lies in the cache.
-fn list(models: &Path) -> String {
-    let known = |known: &KnownModel| {
-        let state = match models.join(known.file).metadata() {
-            Ok(found) if found.len() == known.bytes => "in the cache",
-            Ok(_) => "damaged; fetch it again",
-            Err(_) => "not fetched",
-        };
-        format!(
-            "{:<24} {:>9}  {:<11} {state}; {}\n",
-            known.name,
-            Bytes(known.bytes).rounded().to_string(),
-            known.licence,
-            known.about,
-        )
-    };
-    let mut others: Vec<String> = fs::read_dir(models)
-        .into_iter()
-        .flatten()
-        .flatten()
-        .filter_map(|entry| {
-            let name = entry.file_name().into_string().ok()?;
-            let other = name.ends_with(".gguf") && catalog::by_file(&name).is_none();
-            let size = Bytes(entry.metadata().ok()?.len()).rounded().to_string();
-            other.then(|| format!("{:<24} {size:>9}  {}\n", name, entry.path().display()))
-        })
-        .collect();
-    others.sort();
-    catalog::KNOWN.iter().map(known).chain(others).collect()
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn the_list_tells_what_is_there() {
-        let dir = tempfile::tempdir().unwrap();
-        let text = list(dir.path());
-        assert!(
-            text.contains("smollm2-135m-instruct     93.8 MiB  Apache-2.0  not fetched"),
-            "{text}"
-        );
-        fs::write(dir.path().join(catalog::KNOWN[0].file), "short").unwrap();
-        fs::write(dir.path().join("own.gguf"), "x").unwrap();
-        let text = list(dir.path());
-        assert!(text.contains("damaged; fetch it again"), "{text}");
-        assert!(text.contains("own.gguf"), "{text}");
-        assert_eq!(
-            list(Path::new("/nonexistent")).lines().count(),
-            catalog::KNOWN.len()
-        );
     }
 }

@@ -322,6 +322,7 @@ mod tests {
         assert_eq!(json["daemons"][1]["pid"], Value::Null);
         assert_eq!(json["model"]["parameters"], 134_515_008);
         assert_eq!(json["slots"]["slots"][0]["state"], "decode");
+        insta::assert_snapshot!(format!("{json:#}"));
         assert_eq!(report().silent(), Some("demiurge"));
     }
 }

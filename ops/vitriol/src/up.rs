@@ -9,6 +9,7 @@ mod log;
 mod plan;
 mod screen;
 mod supervise;
+mod units;
 
 use std::{
     collections::VecDeque,
@@ -69,6 +70,14 @@ pub async fn run(args: &UpArgs, environment: &Environment) -> Result<(), Failure
     plan.check_files()?;
     plan.write_files()?;
     House::new(plan, environment).live().await
+}
+
+/// `vitriol check-port`: what systemd asks before it takes the port, because it cannot say who holds
+/// it.
+///
+/// Errors: 69, naming the unit or the process that holds `listen`.
+pub fn check_port(listen: SocketAddr) -> Result<(), Failure> {
+    lock::check_port(listen, &Sysfs::host())
 }
 
 /// Ends when `wake` is reached; without one, never.

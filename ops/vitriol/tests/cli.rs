@@ -1,5 +1,12 @@
 //! The command line as a user meets it: help, exit codes, one-line errors, pipes.
 
+#[path = "cli/config.rs"]
+mod config;
+#[path = "cli/logs.rs"]
+mod logs;
+#[path = "cli/pages.rs"]
+mod pages;
+
 use std::{
     fs,
     io::Write,
@@ -30,7 +37,7 @@ fn text(bytes: &[u8]) -> String {
 
 #[test]
 fn help_of_every_command() {
-    let commands: [&[&str]; 12] = [
+    let commands: [&[&str]; 18] = [
         &[],
         &["up"],
         &["chat"],
@@ -43,6 +50,12 @@ fn help_of_every_command() {
         &["config"],
         &["config", "show"],
         &["config", "check"],
+        &["config", "diff"],
+        &["config", "load"],
+        &["config", "save"],
+        &["logs"],
+        &["completions"],
+        &["man"],
     ];
     let mut pages = String::new();
     for command in commands {
@@ -118,6 +131,37 @@ fn the_doctor_finds_what_a_bare_machine_lacks() {
     let output = run(&["doctor", "--json", "--listen", "127.0.0.1:0"]);
     let json: serde_json::Value = serde_json::from_slice(&output.stdout).expect("JSON");
     assert_eq!(json["verdict"], "fail");
+}
+
+/// Root writes wherever rights alone are in the way, so the file system itself must refuse.
+#[test]
+fn the_doctor_notices_a_read_only_state_directory() {
+    let home = tempfile::tempdir().expect("a temp dir");
+    let state = home.path().join("state");
+    fs::create_dir(&state).expect("made");
+    // In a mount namespace of its own, which goes with the process.
+    let script = "mount -t tmpfs -o ro none \"$XDG_STATE_HOME\" && exec \"$0\" doctor --listen \
+                  127.0.0.1:0";
+    let output = Command::new("unshare")
+        .args(["--mount", "sh", "-c", script])
+        .arg(env!("CARGO_BIN_EXE_vitriol"))
+        .env("HOME", home.path())
+        .env("XDG_STATE_HOME", &state)
+        .output();
+    let said = output
+        .map(|output| text(&output.stdout))
+        .unwrap_or_default();
+    if !said.contains("binaries") {
+        // Straight to the terminal: what a passing test prints is captured.
+        let line = "NOT RUN: the_doctor_notices_a_read_only_state_directory: run it as root where \
+                    unshare(1) may mount\n";
+        std::io::stderr()
+            .write_all(line.as_bytes())
+            .expect("written");
+        return;
+    }
+    assert!(said.contains("fail  state"), "{said}");
+    assert!(said.contains("XDG_STATE_HOME"), "{said}");
 }
 
 #[test]

@@ -7,19 +7,24 @@ use std::{
 };
 
 use vitriol_ipc::HouseDirs;
-use vitriol_profile::{Isa, Profile};
-use vitriol_sysfs::{Cpu, Memory, Sysfs, ThpMode, free_bytes, usable_cores};
+use vitriol_profile::{
+    Isa, Profile,
+    catalog::{self, KnownModel},
+};
+use vitriol_sysfs::{Cpu, Memory, Sysfs, ThpMode, usable_cores};
 use vitriol_units::Bytes;
 
-use super::Check;
+use super::{
+    Check,
+    storage::{Place, judge_disk, standing_ancestor, try_writing},
+};
 use crate::model::{
-    catalog::{self, KnownModel},
     digest::digest_file,
     python::{can_make_venv, find_python},
 };
 
 /// Beside weights and KV: code, tokenizer, buffers of a step, two daemons.
-const OVERHEAD_BYTES: u64 = 256 << 20;
+pub const OVERHEAD_BYTES: u64 = 256 << 20;
 
 /// Decisions and logs at their default bounds.
 const STATE_BYTES: u64 = 192 << 20;
@@ -43,11 +48,13 @@ impl Subject {
     pub fn check_all(&self) -> Vec<Check> {
         let model = self.model_path();
         vec![
+            self.check_profile(),
             self.check_binaries(),
             self.check_cpu(),
             self.check_memory(&model),
             self.check_model(&model),
             self.check_disk(&model),
+            self.check_state(),
             self.check_port(),
             self.check_sockets(),
             self.check_python(&model),
@@ -155,42 +162,60 @@ impl Subject {
     }
 
     fn check_disk(&self, model: &Path) -> Check {
-        let needed = match model.exists() {
-            true => STATE_BYTES,
-            false => STATE_BYTES + catalog::find(None).map_or(0, |known| known.bytes * 2),
+        let fetch = match model.exists() {
+            true => 0,
+            // The package, and the model that is unpacked from it.
+            false => catalog::find(None).map_or(0, |known| known.bytes * 2),
         };
-        // The directories may not stand yet; what stands above them is on the same disk.
-        let places = [&self.dirs.cache, &self.dirs.state].map(|dir| standing_ancestor(dir));
-        let free = places
-            .iter()
-            .filter_map(|dir| Some((free_bytes(dir).ok()?, dir)))
-            .min();
-        match free {
-            None => Check::warn("disk", "free space unknown", ""),
-            Some((free, dir)) if free < needed => Check::fail(
-                "disk",
-                format!("{} free in {}", Bytes(free).rounded(), dir.display()),
-                format!(
-                    "free {} or more, or set XDG_CACHE_HOME",
-                    Bytes(needed).rounded()
-                ),
-            ),
-            Some((free, dir)) => Check::ok(
-                "disk",
-                format!("{} free in {}", Bytes(free).rounded(), dir.display()),
-            ),
+        let places = [
+            Place::look(&self.dirs.cache, fetch, "XDG_CACHE_HOME"),
+            Place::look(&self.dirs.state, STATE_BYTES, "XDG_STATE_HOME"),
+        ];
+        judge_disk(&places)
+    }
+
+    /// Decisions and logs must find a directory that can be written; `up` makes what is missing.
+    fn check_state(&self) -> Check {
+        let remedy = "make it writable for this user, or set XDG_STATE_HOME to a directory that is";
+        let state = &self.dirs.state;
+        let logs = self.dirs.log("engine");
+        for dir in [state.as_path(), logs.parent().unwrap_or(state)] {
+            if dir.exists() && !dir.is_dir() {
+                let found = format!("{} is no directory", dir.display());
+                return Check::fail("state", found, "move it away, or set XDG_STATE_HOME");
+            }
+            let standing = standing_ancestor(dir);
+            if let Err(error) = try_writing(&standing) {
+                let found = format!("{} cannot be written: {error}", standing.display());
+                return Check::fail("state", found, remedy);
+            }
+        }
+        for file in [self.dirs.decisions(), logs, self.dirs.log("demiurge")] {
+            let writable = rustix::fs::access(&file, rustix::fs::Access::WRITE_OK);
+            if let Err(error) = writable
+                && file.exists()
+            {
+                let found = format!("{} cannot be written: {error}", file.display());
+                return Check::fail("state", found, remedy);
+            }
+        }
+        Check::ok("state", format!("{}", state.display()))
+    }
+
+    /// What `up` and `config check` say of the profile.
+    fn check_profile(&self) -> Check {
+        match self.profile.check_runnable() {
+            Ok(()) => Check::ok("profile", "this release can run it"),
+            Err(error) => {
+                let said = error.to_string();
+                let (found, remedy) = said.split_once("; ").unwrap_or((&said, ""));
+                Check::fail("profile", found, remedy)
+            }
         }
     }
 
     fn check_port(&self) -> Check {
         let listen = self.profile.house.listen;
-        if !listen.ip().is_loopback() {
-            return Check::fail(
-                "port",
-                format!("{listen} can be reached from outside"),
-                "listen on 127.0.0.1: this release has no keys yet",
-            );
-        }
         let Err(error) = TcpListener::bind(listen) else {
             return Check::ok("port", format!("{listen} is free"));
         };
@@ -324,14 +349,6 @@ fn judge_digest(model: &Path, known: &KnownModel) -> Check {
     }
 }
 
-/// The directory itself or the nearest one above it that exists.
-fn standing_ancestor(dir: &Path) -> PathBuf {
-    dir.ancestors()
-        .find(|dir| dir.is_dir())
-        .unwrap_or(Path::new("/"))
-        .to_owned()
-}
-
 #[cfg(test)]
 mod tests {
     use std::fs;
@@ -437,8 +454,65 @@ mod tests {
         );
         subject.running = Some(std::process::id());
         assert_eq!(subject.check_port().level, Level::Ok);
-        subject.profile.house.listen = "0.0.0.0:8265".parse().unwrap();
-        assert!(subject.check_port().found.contains("from outside"));
+    }
+
+    #[test]
+    fn the_doctor_says_of_a_profile_what_up_says() {
+        let root = tempfile::tempdir().unwrap();
+        let mut profile = Profile::default();
+        assert_eq!(
+            subject(root.path(), profile.clone()).check_profile().level,
+            Level::Ok
+        );
+        profile.house.listen = "0.0.0.0:8265".parse().unwrap();
+        let check = subject(root.path(), profile).check_profile();
+        assert_eq!(check.level, Level::Fail);
+        assert!(
+            check.found.contains("from other machines"),
+            "{}",
+            check.found
+        );
+        assert!(
+            check.remedy.starts_with("listen on 127.0.0.1"),
+            "{}",
+            check.remedy
+        );
+    }
+
+    #[test]
+    fn a_state_directory_that_cannot_be_written_is_noticed() {
+        let (root, subject) = default_subject();
+        assert_eq!(
+            subject.check_state().level,
+            Level::Ok,
+            "it need not stand yet"
+        );
+        // A file in its way, or in the logs'.
+        fs::write(&subject.dirs.state, "").unwrap();
+        let check = subject.check_state();
+        assert_eq!(check.level, Level::Fail);
+        assert!(check.remedy.contains("XDG_STATE_HOME"), "{}", check.remedy);
+        fs::remove_file(&subject.dirs.state).unwrap();
+        fs::create_dir(&subject.dirs.state).unwrap();
+        fs::write(subject.dirs.state.join("log"), "").unwrap();
+        assert_eq!(subject.check_state().level, Level::Fail);
+        fs::remove_file(subject.dirs.state.join("log")).unwrap();
+        assert_eq!(subject.check_state().level, Level::Ok);
+        assert_eq!(
+            fs::read_dir(root.path()).unwrap().count(),
+            1,
+            "nothing is left"
+        );
+
+        // What may be read and not written, which root may all the same (tests/cli.rs has a
+        // read-only file system for root).
+        if !rustix::process::getuid().is_root() {
+            use std::os::unix::fs::PermissionsExt;
+            fs::set_permissions(&subject.dirs.state, fs::Permissions::from_mode(0o500)).unwrap();
+            let check = subject.check_state();
+            fs::set_permissions(&subject.dirs.state, fs::Permissions::from_mode(0o700)).unwrap();
+            assert_eq!(check.level, Level::Fail);
+        }
     }
 
     #[test]

@@ -49,6 +49,11 @@ impl Hasher {
         }
     }
 
+    /// Bytes of all streams so far.
+    pub fn bytes(&self) -> u64 {
+        self.bytes
+    }
+
     pub fn finish(self) -> Digested {
         let sha256 = self
             .hash

