@@ -124,7 +124,7 @@ section! {
         /// Encoding of keys in the KV pages: `f32` as computed, `f16` half of that, `q8_0` a quarter, `q4_0`
         /// an eighth.
         kv_keys: KvCodec = KvCodec::F16, "";
-        /// Encoding of values in the KV pages, as `kv_keys`; values bear less than keys.
+        /// Encoding of values in the KV pages, as `kv_keys`; keys suffer more from q4_0 than values.
         kv_values: KvCodec = KvCodec::F16, "";
         /// Sequences computed at once.
         sequences_max: u32 = 16, "sequences", 1..=1024;
