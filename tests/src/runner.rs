@@ -91,7 +91,7 @@ impl Runner {
     pub fn load(path: &Path, options: &RunnerOptions) -> Result<Runner> {
         let gguf = Gguf::open(path)?;
         let device = Arc::new(Cpu::new(options.threads, options.isa)?);
-        let model = Model::load(&gguf, device, options.context_tokens, &mut |_| {})
+        let model = Model::load(&gguf, device, |_, _| options.context_tokens, &mut |_| {})
             .with_context(|| format!("load {}", path.display()))?;
         let pages = options.pages;
         let groups = model.kv_groups.len();

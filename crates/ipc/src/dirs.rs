@@ -7,6 +7,7 @@ use std::{
     os::unix::fs::{DirBuilderExt, MetadataExt},
     path::{Path, PathBuf},
 };
+use vitriol_profile::catalog;
 
 /// The address that needs no sub directory of its own.
 const DEFAULT_LISTEN: SocketAddr = SocketAddr::new(IpAddr::V4(Ipv4Addr::LOCALHOST), 8265);
@@ -156,7 +157,7 @@ impl HouseDirs {
 
     /// The model that is used when the profile names none.
     pub fn default_model(&self) -> PathBuf {
-        self.models().join("SmolLM2-135M-Instruct.Q4_1.gguf")
+        self.models().join(catalog::default_model().file)
     }
 }
 

@@ -27,6 +27,11 @@ pub struct Part {
     pub wheel_bytes: u64,
 }
 
+/// The model that is used when the profile names none.
+pub const fn default_model() -> &'static KnownModel {
+    &KNOWN[0]
+}
+
 /// The default model comes first.
 pub const KNOWN: &[KnownModel] = &[
     KnownModel {

@@ -20,4 +20,4 @@ pub use load::{Entry, Origin, Overrides, Plain, Profile};
 pub use reference::{FieldReference, reference, reference_markdown};
 pub use runnable::{check_loopback, is_loopback};
 pub use schema::{Demiurge, Engine, House};
-pub use setting::{Isa, KvCodec, LogFormat};
+pub use setting::{Isa, LogFormat};

@@ -3,11 +3,12 @@
 
 use std::{net::SocketAddr, path::PathBuf};
 
+use vitriol_kernels_core::KvCodec;
 use vitriol_units::Bytes;
 
 use crate::{
     ValueError,
-    setting::{Isa, KvCodec, LogFormat, Raw, Setting},
+    setting::{Isa, LogFormat, Raw, Setting},
 };
 
 /// What the field reference knows of a setting.

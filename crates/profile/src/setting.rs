@@ -2,6 +2,7 @@
 
 use std::{fmt, net::SocketAddr, path::PathBuf, str::FromStr};
 
+use vitriol_kernels_core::KvCodec;
 use vitriol_units::Bytes;
 
 use crate::ValueError;
@@ -246,16 +247,23 @@ choice_setting! {
     }
 }
 
-choice_setting! {
-    /// How the engine encodes keys or values in its KV pages.
-    KvCodec {
-        /// As computed, 4 bytes each.
-        F32 = "f32",
-        /// Half precision, 2 bytes each.
-        F16 = "f16",
-        /// Rotated blocks of 32 signed bytes with a scale, 34 bytes a block.
-        Q8_0 = "q8_0",
-        /// Rotated blocks of 32 nibbles with a scale, 18 bytes a block.
-        Q4_0 = "q4_0",
+/// How the engine encodes keys or values in its KV pages.
+impl Setting for KvCodec {
+    const TYPE: &'static str = "one of f32 f16 q8_0 q4_0";
+
+    fn read(raw: Raw<'_>) -> Result<Self, ValueError> {
+        match raw {
+            Raw::Text(text) | Raw::Flag(text) => {
+                KvCodec::from_name(text).ok_or_else(|| ValueError::Choice {
+                    found: text.to_owned(),
+                    choices: KvCodec::ALL.map(KvCodec::name).join(", "),
+                })
+            }
+            _ => Err(raw.mismatch(Self::TYPE)),
+        }
+    }
+
+    fn write(&self) -> String {
+        format!("\"{}\"", self.name())
     }
 }

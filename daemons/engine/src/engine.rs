@@ -1,7 +1,7 @@
 //! The engine as its services see it: model, tokenizer, template and the step thread behind them.
 
 use crate::{
-    kv::{KvCodecs, PAGE_TOKENS, Window, plan_pages},
+    kv::{KvCodecs, PAGE_TOKENS, tokens_within},
     metrics::EngineMetrics,
     model::{KvGroup, Model},
     scheduler::StepBudget,
@@ -23,13 +23,20 @@ pub struct EngineLimits {
     /// Context window of a request; 0 = what the model was trained for.
     pub context_tokens: usize,
     pub codecs: KvCodecs,
-    /// Pages of each KV group, see [`PagePlan`].
+    /// Pages of each KV group, see [`crate::kv::PagePlan`].
     pub pages: Vec<usize>,
     pub sequences_max: usize,
     pub queue_max: usize,
     pub budget: StepBudget,
     pub share_prefixes: bool,
     pub window_tokens: u64,
+}
+
+impl EngineLimits {
+    /// Most tokens of a step: every running sequence gets its token.
+    pub fn step_tokens(&self) -> usize {
+        self.budget.tokens_max.max(self.sequences_max)
+    }
 }
 
 /// What turns text into tokens for a model; absent when its tokenizer is of a kind not supported yet
@@ -116,9 +123,20 @@ impl Engine {
                 "the context is longer than the model was trained for; answers may degrade"
             );
         }
-        limits.context_tokens = model.hyper.context_for(limits.context_tokens);
+        let wanted = match limits.context_tokens {
+            0 => trained,
+            asked => asked,
+        };
+        limits.context_tokens = model.hyper.context_for(wanted);
+        if limits.context_tokens < wanted {
+            tracing::warn!(
+                context_tokens = limits.context_tokens,
+                wanted,
+                "the model's attention beyond this context is not computed yet"
+            );
+        }
         let budget = StepBudget {
-            tokens_max: limits.budget.tokens_max.max(limits.sequences_max),
+            tokens_max: limits.step_tokens(),
             prefill_tokens_busy: limits.budget.prefill_tokens_busy.max(1),
         };
         let pool_tokens = tokens_within(&model.kv_groups, &pages, budget.tokens_max);
@@ -196,38 +214,4 @@ impl Engine {
 fn bytes_of_one_block(model: &Model, codecs: KvCodecs) -> usize {
     let one = |group: &KvGroup| group.shape(codecs, 1).bytes_committed(1);
     model.kv_groups.iter().map(one).sum()
-}
-
-/// What the pages of an engine's KV are planned for.
-#[derive(Clone, Copy, Debug)]
-pub struct PagePlan {
-    pub codecs: KvCodecs,
-    /// Most memory.
-    pub kv_bytes: u64,
-    /// Context that is wanted.
-    pub context_tokens: usize,
-    pub sequences_max: usize,
-    pub step_tokens: usize,
-}
-
-impl PagePlan {
-    /// Pages of each of `groups`.
-    pub fn pages(&self, groups: &[KvGroup]) -> Vec<usize> {
-        let windows: Vec<Window> = groups.iter().map(KvGroup::window).collect();
-        let bytes =
-            |group: usize, pages| groups[group].shape(self.codecs, 1).bytes_committed(pages);
-        plan_pages(&windows, self, bytes)
-    }
-
-    /// Tokens of the longest sequence that `pages` of each group hold.
-    pub fn tokens(&self, groups: &[KvGroup], pages: &[usize]) -> usize {
-        tokens_within(groups, pages, self.step_tokens)
-    }
-}
-
-fn tokens_within(groups: &[KvGroup], pages: &[usize], step_tokens: usize) -> usize {
-    let held = groups.iter().zip(pages);
-    let of_group =
-        |(group, &pages): (&KvGroup, &usize)| group.window().tokens_within(pages, step_tokens);
-    held.map(of_group).min().unwrap_or(usize::MAX)
 }

@@ -16,7 +16,7 @@ pub use block_key::{BlockKey, BlockKeys, PromptBlocks};
 pub use block_table::BlockTable;
 pub use block_tables::BlockTables;
 pub use group_pools::{GroupPool, GroupPools, Growth};
-pub use page_plan::plan_pages;
+pub use page_plan::{PagePlan, tokens_within};
 pub use pages::{PagePool, PageRef, PoolUse};
 pub use window::Window;
 

@@ -4,7 +4,7 @@ use crate::{
     engine::{Engine, EngineError, EngineLimits, Language},
     generate::GenerationRequest,
     metrics::EngineMetrics,
-    model::{Hyperparameters, KvGroup, LoadProgress, Model, ModelError, group_layers},
+    model::{Hyperparameters, KvGroup, LoadProgress, Model, ModelError},
     sampler::Sampling,
     template::{ChatTemplate, TemplateError},
 };
@@ -59,9 +59,6 @@ pub fn load(
         .get_str("tokenizer.chat_template")?
         .unwrap_or_default()
         .to_owned();
-    let hyper = Hyperparameters::read(&gguf, 0)?;
-    let (groups, _) = group_layers(&hyper.layers);
-    let context_tokens = context_tokens(&hyper, &groups);
     let model = Arc::new(Model::load(&gguf, device, context_tokens, progress)?);
     Ok(Loaded {
         model,

@@ -26,7 +26,6 @@ pub use tap::Tap;
 pub use weights::{LoadProgress, Totals};
 
 use crate::kv::{KvCodecs, PAGE_TOKENS};
-use rope::{FACTORS_LONG, FACTORS_SHORT};
 use std::{path::PathBuf, sync::Arc};
 use vitriol_gguf::{Gguf, GgufError};
 use vitriol_kernels_cpu::{Cpu, PackError, PanelMatrix, RopeTable};
@@ -126,13 +125,13 @@ pub struct ModelCheck {
 }
 
 impl Model {
-    /// Reads and repacks all weights of `gguf` for `device` and a context of `context_tokens` (0: as
-    /// trained), telling `progress` how far it is.
+    /// Reads and repacks all weights of `gguf` for `device` and the context that `context_tokens` chooses
+    /// (0: as trained), telling `progress` how far it is.
     /// Every tensor of the file must be used: one that is not would mean a model computed wrongly.
     pub fn load(
         gguf: &Gguf,
         device: Arc<Cpu>,
-        context_tokens: usize,
+        context_tokens: impl FnOnce(&Hyperparameters, &[KvGroup]) -> usize,
         progress: &mut dyn FnMut(LoadProgress),
     ) -> Result<Self, ModelError> {
         let source = TensorSource::new(gguf, progress);
@@ -150,7 +149,7 @@ impl Model {
     ) -> Result<ModelCheck, ModelError> {
         let mut silent = |_| {};
         let source = TensorSource::to_check(gguf, &mut silent);
-        let model = Self::read(gguf, device, context_tokens, source)?;
+        let model = Self::read(gguf, device, |_, _| context_tokens, source)?;
         Ok(ModelCheck {
             hyper: model.hyper,
             kv_groups: model.kv_groups,
@@ -161,10 +160,15 @@ impl Model {
     fn read(
         gguf: &Gguf,
         device: Arc<Cpu>,
-        context_tokens: usize,
+        context_tokens: impl FnOnce(&Hyperparameters, &[KvGroup]) -> usize,
         mut source: TensorSource<'_>,
     ) -> Result<Self, ModelError> {
-        let hyper = Hyperparameters::read(gguf, context_tokens)?;
+        let hyper = Hyperparameters::read(gguf)?;
+        let (kv_groups, kv_layers) = group_layers(&hyper.layers);
+        let context_tokens = match context_tokens(&hyper, &kv_groups) {
+            0 => hyper.context_tokens_trained,
+            given => given,
+        };
         let (d_model, vocab) = (hyper.d_model, hyper.vocab);
 
         let token_embd = source.matrix("token_embd.weight", vocab, d_model)?;
@@ -178,18 +182,18 @@ impl Model {
             false => None,
         };
         let style = hyper.architecture.traits().rope;
-        let mut ropes = Vec::new();
+        let (mut ropes, mut factors_chosen) = (Vec::new(), Vec::new());
         for spec in &hyper.ropes {
-            let factors = match spec.factors {
+            let (chosen, other) = spec.factors.choose(context_tokens);
+            let factors = match chosen {
                 Some(name) => Some(source.vector(name, spec.n_rot / 2)?),
                 None => None,
             };
+            if let Some(other) = other {
+                source.leave(other);
+            }
             ropes.push(spec.table(style, factors.as_deref()));
-        }
-        match hyper.ropes.first().and_then(|full| full.factors) {
-            Some(FACTORS_LONG) => source.leave(FACTORS_SHORT),
-            Some(FACTORS_SHORT) => source.leave(FACTORS_LONG),
-            _ => {}
+            factors_chosen.push(chosen.unwrap_or_default());
         }
         let layers = (0..hyper.layers.len())
             .map(|index| DecoderLayer::load(&mut source, &hyper, index))
@@ -201,8 +205,7 @@ impl Model {
         let totals = source.finish()?;
 
         // Before the pages are given back: it reads some of them.
-        let identity = identity(gguf, &hyper);
-        let (kv_groups, kv_layers) = group_layers(&hyper.layers);
+        let identity = identity(gguf, &factors_chosen);
         Ok(Self {
             token_embd,
             layer_inputs,
@@ -237,7 +240,8 @@ impl Model {
     }
 }
 
-fn identity(gguf: &Gguf, hyper: &Hyperparameters) -> [u8; 32] {
+/// `factors`: of each rotation, the tensor chosen for it.
+fn identity(gguf: &Gguf, factors: &[&str]) -> [u8; 32] {
     let mut hasher = blake3::Hasher::new_derive_key("vitriol 2026 model identity v1");
     for part in gguf.parts() {
         hasher.update(&(part.bytes().len() as u64).to_le_bytes());
@@ -248,8 +252,8 @@ fn identity(gguf: &Gguf, hyper: &Hyperparameters) -> [u8; 32] {
             hasher.update(&tensor.bytes[tensor.bytes.len() - n..]);
         }
     }
-    for rope in &hyper.ropes {
-        hasher.update(rope.factors.unwrap_or_default().as_bytes());
+    for tensor in factors {
+        hasher.update(tensor.as_bytes());
     }
     *hasher.finalize().as_bytes()
 }

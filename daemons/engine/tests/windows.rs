@@ -7,9 +7,9 @@
 use std::{sync::Arc, time::Duration};
 use vitriol_chassis::Heartbeat;
 use vitriol_engine::{
-    engine::{Engine, EngineLimits, PagePlan},
+    engine::{Engine, EngineLimits},
     generate::GenerationRequest,
-    kv::KvCodecs,
+    kv::{KvCodecs, PagePlan},
     load::{Loaded, load},
     metrics::EngineMetrics,
     sampler::Sampling,

@@ -1,12 +1,13 @@
 //! Ids, pieces and special tokens that llama.cpp gives: tests/golden/README.md says how they came.
 
-use crate::{PLAIN, SMOLLM2, gemma, say_not_run};
+use crate::{PLAIN, SMOLLM2, gemma};
 use anyhow::{Context, Result, ensure};
 use serde::Deserialize;
 use std::{fs, path::Path};
 use vitriol_gguf::Gguf;
 use vitriol_testkit::{
     golden::{TokenizedText, ZooRecord},
+    not_run,
     places::{checkout, whole_zoo, zoo_model},
 };
 use vitriol_tokens::{EncodeOptions, Tokenizer};
@@ -173,7 +174,7 @@ struct Texts {
 #[test]
 fn every_zoo_model_equals_the_reference() -> Result<()> {
     let Some(zoo) = whole_zoo() else {
-        say_not_run(
+        not_run(
             "every_zoo_model_equals_the_reference",
             "set VITRIOL_ZOO to the directory of the zoo",
         );

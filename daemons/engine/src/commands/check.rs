@@ -1,3 +1,4 @@
+use super::with_causes;
 use crate::{
     kv::PAGE_TOKENS,
     model::{Architecture, Model, ModelCheck},
@@ -56,18 +57,18 @@ pub fn run(args: &CheckArgs, environment: &Environment) -> Result<(), Failure> {
 impl Report {
     /// Errors: a key of the wrong type, which is a damaged file.
     fn of(gguf: &Gguf, device: Arc<Cpu>, context_tokens: usize) -> Result<Self, GgufError> {
-        let model = Model::check(gguf, device, context_tokens).map_err(|error| one_line(&error));
+        let model = Model::check(gguf, device, context_tokens).map_err(|error| with_causes(&error));
         let source = gguf.metadata().get_str("tokenizer.chat_template")?;
         let tokenizer = Tokenizer::from_gguf(gguf);
         let template_fault = match &tokenizer {
             Ok(tokenizer) => ChatTemplate::compile(source, tokenizer)
                 .err()
-                .map(|error| format!("chat template: {}", one_line(&error))),
+                .map(|error| format!("chat template: {}", with_causes(&error))),
             Err(_) => None,
         };
         Ok(Self {
             model,
-            tokenizer: tokenizer.map_err(|error| one_line(&error)),
+            tokenizer: tokenizer.map_err(|error| with_causes(&error)),
             template_fault,
         })
     }
@@ -135,12 +136,6 @@ fn model_json(model: &ModelCheck) -> Value {
     })
 }
 
-/// An error and its causes.
-fn one_line(error: &dyn std::error::Error) -> String {
-    let causes = std::iter::successors(error.source(), |cause| cause.source());
-    causes.fold(error.to_string(), |line, cause| format!("{line}: {cause}"))
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -159,7 +154,7 @@ mod tests {
         let gguf = Gguf::open(&zoo_model("llama.q8_0").unwrap()).unwrap();
         let found = report(&gguf).to_json();
         let device = Arc::new(Cpu::new(1, None).unwrap());
-        let model = Model::load(&gguf, device, 0, &mut |_| {}).unwrap();
+        let model = Model::load(&gguf, device, |_, _| 0, &mut |_| {}).unwrap();
         assert_eq!(found["runs"], true, "{found}");
         assert_eq!(found["model"]["parameters"], model.totals.parameters);
         assert_eq!(found["model"]["weights_bytes"], model.totals.weights_bytes);

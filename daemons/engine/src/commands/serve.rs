@@ -1,7 +1,7 @@
-use super::threads;
+use super::{threads, with_causes};
 use crate::{
-    engine::{EngineError, EngineLimits, PagePlan},
-    kv::KvCodecs,
+    engine::{EngineError, EngineLimits},
+    kv::{KvCodecs, PagePlan},
     load::{LoadError, load, start},
     metrics::EngineMetrics,
     model::{Hyperparameters, KvGroup, LoadProgress},
@@ -19,7 +19,6 @@ use vitriol_chassis::{
     Daemon, Drained, Environment, Exit, Failure, OrExit, RpcServer, Setup, event, run as run_daemon,
 };
 use vitriol_ipc::Listener;
-use vitriol_kernels_core::KvCodec;
 use vitriol_kernels_cpu::Isa;
 use vitriol_profile::{Engine as EngineProfile, Overrides, Profile, catalog};
 use vitriol_proto::engine::v1::engine_server::EngineServer;
@@ -127,8 +126,8 @@ fn limits(engine: &EngineProfile, model: &Path) -> EngineLimits {
         ),
         context_tokens: engine.context_tokens as usize,
         codecs: KvCodecs {
-            keys: codec(engine.kv_keys),
-            values: codec(engine.kv_values),
+            keys: engine.kv_keys,
+            values: engine.kv_values,
         },
         // Known with the model.
         pages: Vec::new(),
@@ -140,15 +139,6 @@ fn limits(engine: &EngineProfile, model: &Path) -> EngineLimits {
         },
         share_prefixes: engine.share_prefixes,
         window_tokens: engine.window_tokens.into(),
-    }
-}
-
-fn codec(setting: vitriol_profile::KvCodec) -> KvCodec {
-    match setting {
-        vitriol_profile::KvCodec::F32 => KvCodec::F32,
-        vitriol_profile::KvCodec::F16 => KvCodec::F16,
-        vitriol_profile::KvCodec::Q8_0 => KvCodec::Q8_0,
-        vitriol_profile::KvCodec::Q4_0 => KvCodec::Q4_0,
     }
 }
 
@@ -211,24 +201,15 @@ fn bring_up(config: Config, daemon: &Daemon) -> Result<Serving, Failure> {
     };
     let began = Instant::now();
     let asked = config.limits.context_tokens;
-    let step_tokens = config
-        .limits
-        .budget
-        .tokens_max
-        .max(config.limits.sequences_max);
     let plan = |hyper: &Hyperparameters| PagePlan {
         codecs: config.limits.codecs,
         kv_bytes: config.kv_bytes_max,
         context_tokens: hyper.context_for(asked),
         sequences_max: config.limits.sequences_max,
-        step_tokens,
+        step_tokens: config.limits.step_tokens(),
     };
     // Rotations are made for the context that requests can really have.
-    let context = |hyper: &Hyperparameters, groups: &[KvGroup]| {
-        let plan = plan(hyper);
-        plan.context_tokens
-            .min(plan.tokens(groups, &plan.pages(groups)))
-    };
+    let context = |hyper: &Hyperparameters, groups: &[KvGroup]| plan(hyper).context_within(groups);
     let mut loaded = load(
         &config.model,
         config.threads,
@@ -270,17 +251,5 @@ fn failure(error: &LoadError) -> Failure {
         LoadError::SelfTest(_) | LoadError::Engine(EngineError::Start(_)) => Exit::Internal,
         _ => Exit::Config,
     };
-    Failure::new(exit, chain(error))
-}
-
-/// An error and its causes in one line.
-fn chain(error: &dyn std::error::Error) -> String {
-    let mut text = error.to_string();
-    let mut cause = error.source();
-    while let Some(source) = cause {
-        text.push_str(": ");
-        text.push_str(&source.to_string());
-        cause = source.source();
-    }
-    text
+    Failure::new(exit, with_causes(error))
 }

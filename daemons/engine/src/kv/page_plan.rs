@@ -1,5 +1,41 @@
-use super::{PAGE_TOKENS, Window};
-use crate::engine::PagePlan;
+use super::{KvCodecs, PAGE_TOKENS, Window};
+use crate::model::KvGroup;
+
+/// What the pages of an engine's KV are planned for.
+#[derive(Clone, Copy, Debug)]
+pub struct PagePlan {
+    pub codecs: KvCodecs,
+    /// Most memory.
+    pub kv_bytes: u64,
+    /// Context that is wanted.
+    pub context_tokens: usize,
+    pub sequences_max: usize,
+    pub step_tokens: usize,
+}
+
+impl PagePlan {
+    /// Pages of each of `groups`.
+    pub fn pages(&self, groups: &[KvGroup]) -> Vec<usize> {
+        let windows: Vec<Window> = groups.iter().map(KvGroup::window).collect();
+        let bytes =
+            |group: usize, pages| groups[group].shape(self.codecs, 1).bytes_committed(pages);
+        plan_pages(&windows, self, bytes)
+    }
+
+    /// Tokens that a request can have in the pages planned for `groups`: what is wanted, or what they hold.
+    pub fn context_within(&self, groups: &[KvGroup]) -> usize {
+        let held = tokens_within(groups, &self.pages(groups), self.step_tokens);
+        self.context_tokens.min(held)
+    }
+}
+
+/// Tokens of the longest sequence that `pages` of each group hold.
+pub fn tokens_within(groups: &[KvGroup], pages: &[usize], step_tokens: usize) -> usize {
+    let held = groups.iter().zip(pages);
+    let of_group =
+        |(group, &pages): (&KvGroup, &usize)| group.window().tokens_within(pages, step_tokens);
+    held.map(of_group).min().unwrap_or(usize::MAX)
+}
 
 /// Pages of each KV group whose memory stays within the plan's; all 0 when not one block fits.
 ///
@@ -7,7 +43,7 @@ use crate::engine::PagePlan;
 /// context that is wanted, beside windowed groups with room for two long sequences; what is left then is
 /// shared out, half as many windowed pages as full ones, until the windowed groups hold what all
 /// sequences need twice over.
-pub fn plan_pages(
+fn plan_pages(
     windows: &[Window],
     plan: &PagePlan,
     bytes: impl Fn(usize, usize) -> usize,
@@ -52,7 +88,6 @@ pub fn plan_pages(
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::kv::KvCodecs;
 
     const FULL: Window = Window { tokens: None };
     /// A window of 512 tokens and steps of 512: 17 pages at most.

@@ -128,9 +128,8 @@ const LLAMA4_EXPERTS_UNNORMED: usize = 128;
 const GLM_FLASH_VOCAB: usize = 154_880;
 
 impl Hyperparameters {
-    /// Reads and checks the keys of the file's architecture, for a context of `context_tokens`
-    /// (0: as trained), which chooses between short and long rotation factors. Errors name the key.
-    pub fn read(gguf: &Gguf, context_tokens: usize) -> Result<Self, ModelError> {
+    /// Reads and checks the keys of the file's architecture. Errors name the key.
+    pub fn read(gguf: &Gguf) -> Result<Self, ModelError> {
         let name = gguf.architecture()?;
         let unknown = || ModelError::Architecture {
             file: gguf.path().into(),
@@ -188,15 +187,10 @@ impl Hyperparameters {
             None => per_layer(&keys, "feed_forward_length", n_layers, 0)?,
         };
         let windows = windows(&keys, &traits, n_layers)?;
-        let context_tokens = match context_tokens {
-            0 => context_tokens_trained,
-            given => given,
-        };
         let windowed_dim = windowed_head_dim(&keys, head_dim)?;
         let rotated = Rotated {
             head_dim: mla.as_ref().map_or(head_dim, |mla| mla.rotated),
             windowed_dim,
-            context_tokens,
             windows_rotate_apart: traits.windows_rotate_apart
                 && windows.iter().any(Option::is_some),
             is_latent: mla.is_some(),
@@ -270,10 +264,7 @@ impl Hyperparameters {
             query_scaling,
             experts,
             mla,
-            d_layer_input: match keys.get::<u32>("embedding_length_per_layer_input")? {
-                None | Some(0) => None,
-                Some(_) => Some(keys.dimension("embedding_length_per_layer_input")?),
-            },
+            d_layer_input: keys.optional_dimension("embedding_length_per_layer_input")?,
             ropes,
             layers,
             architecture,
@@ -295,12 +286,7 @@ impl Hyperparameters {
             0 => self.context_tokens_trained,
             asked => asked,
         };
-        let most = self.context_tokens_max.unwrap_or(usize::MAX);
-        if wanted > most {
-            let what = "the model's attention beyond this context is not computed yet";
-            tracing::warn!(context_tokens = most, wanted, what);
-        }
-        wanted.min(most)
+        wanted.min(self.context_tokens_max.unwrap_or(usize::MAX))
     }
 
     /// The largest of a layer's numbers over all layers, at least 1.

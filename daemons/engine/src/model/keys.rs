@@ -114,6 +114,14 @@ impl<'a> Keys<'a> {
         }
     }
 
+    /// As [`Self::dimension`]; `None` where the file lacks the key or says 0, which stands for none.
+    pub fn optional_dimension(&self, key: &str) -> Result<Option<usize>, ModelError> {
+        match self.get::<u32>(key)? {
+            None | Some(0) => Ok(None),
+            Some(_) => self.dimension(key).map(Some),
+        }
+    }
+
     pub fn positive(&self, key: &str) -> Result<f32, ModelError> {
         let value: f32 = self.require(key)?;
         if value.is_finite() && value > 0.0 {

@@ -47,10 +47,7 @@ impl MlaShape {
             let problem = format!("keys of {kv_rank} + {rotated} are above {HEAD_DIM_MAX}");
             return Err(keys.wrong("attention.kv_lora_rank", problem));
         }
-        let q_rank = match keys.get::<u32>("attention.q_lora_rank")? {
-            None | Some(0) => None,
-            Some(_) => Some(keys.dimension("attention.q_lora_rank")?),
-        };
+        let q_rank = keys.optional_dimension("attention.q_lora_rank")?;
         Ok(Self {
             q_rank,
             kv_rank,

@@ -16,8 +16,7 @@ pub struct RopeSpec {
     pub magnitude: f64,
     /// The file's multiplier of YaRN's logarithm, where it has one.
     pub log_multiplier: Option<f32>,
-    /// Tensor (n_rot/2) that divides the frequencies.
-    pub factors: Option<&'static str>,
+    pub factors: Factors,
 }
 
 /// Which pairs YaRN leaves alone: those that turn more than `beta_fast` times over the context the
@@ -30,10 +29,35 @@ pub struct Yarn {
     pub beta_slow: f32,
 }
 
-/// Names of the tensors with rotation factors: one set, or one for short and one for long contexts.
-pub const FACTORS: &str = "rope_freqs.weight";
-pub const FACTORS_SHORT: &str = "rope_factors_short.weight";
-pub const FACTORS_LONG: &str = "rope_factors_long.weight";
+/// Which tensor (n_rot/2) divides the frequencies.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Factors {
+    None,
+    /// One set for every context.
+    One,
+    /// One set for contexts beyond the original one, another for the others.
+    ByContext {
+        original: usize,
+    },
+}
+
+const FACTORS: &str = "rope_freqs.weight";
+const FACTORS_SHORT: &str = "rope_factors_short.weight";
+const FACTORS_LONG: &str = "rope_factors_long.weight";
+
+impl Factors {
+    /// The tensor for a context of `context_tokens`, and the one left aside.
+    pub fn choose(self, context_tokens: usize) -> (Option<&'static str>, Option<&'static str>) {
+        match self {
+            Self::None => (None, None),
+            Self::One => (Some(FACTORS), None),
+            Self::ByContext { original } if context_tokens > original => {
+                (Some(FACTORS_LONG), Some(FACTORS_SHORT))
+            }
+            Self::ByContext { .. } => (Some(FACTORS_SHORT), Some(FACTORS_LONG)),
+        }
+    }
+}
 
 /// What of a model its rotations depend on, beside the keys that state them.
 #[derive(Clone, Copy, Debug)]
@@ -41,8 +65,6 @@ pub struct Rotated {
     /// Size of the heads, or of what rotates of them; of full layers and of windowed ones.
     pub head_dim: usize,
     pub windowed_dim: usize,
-    /// Context that chooses between short and long factors.
-    pub context_tokens: usize,
     pub windows_rotate_apart: bool,
     /// Latent attention scales its scores where others scale cosines and sines.
     pub is_latent: bool,
@@ -57,7 +79,6 @@ pub fn read_ropes(
     let Rotated {
         head_dim,
         windowed_dim,
-        context_tokens,
         windows_rotate_apart,
         is_latent,
     } = of;
@@ -68,10 +89,9 @@ pub fn read_ropes(
         keys.bounded("context_length", u32::MAX as usize)?,
     )?;
     let factors = match (gguf.tensor(FACTORS), gguf.tensor(FACTORS_LONG)) {
-        (Some(_), _) => Some(FACTORS),
-        (None, Some(_)) if context_tokens > original => Some(FACTORS_LONG),
-        (None, Some(_)) => Some(FACTORS_SHORT),
-        (None, None) => None,
+        (Some(_), _) => Factors::One,
+        (None, Some(_)) => Factors::ByContext { original },
+        (None, None) => Factors::None,
     };
     let yarn = match scaling.is_yarn {
         true => Some(Yarn {
@@ -108,7 +128,7 @@ pub fn read_ropes(
         yarn: None,
         magnitude: 1.0,
         log_multiplier: None,
-        factors: None,
+        factors: Factors::None,
     };
     Ok((vec![full, windowed], 1))
 }
@@ -197,7 +217,7 @@ impl Scaling {
 }
 
 impl RopeSpec {
-    /// The kernels' table, with the values of the tensor [`Self::factors`] names (n_rot/2).
+    /// The kernels' table, with the values of the tensor that [`Self::factors`] chooses (n_rot/2).
     pub fn table(&self, style: RopeStyle, factors: Option<&[f32]>) -> RopeTable {
         let turns = (0..self.n_rot / 2)
             .map(|pair| {
@@ -261,7 +281,7 @@ mod tests {
             }),
             magnitude: 1.0,
             log_multiplier: None,
-            factors: None,
+            factors: Factors::None,
         };
         let plain = |pair: usize| 10_000f64.powf(-2.0 * pair as f64 / 128.0);
         assert_eq!(spec.turn(0), plain(0));

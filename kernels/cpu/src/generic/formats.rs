@@ -136,25 +136,8 @@ impl PanelFormat for Q4_1 {
                 scales[r] = scales_in_place(s, d);
                 minimum[r] = m;
             }
-            for line in 0..4 {
-                let mut words = [s.zero_bits(); R];
-                for r in 0..R {
-                    let p = panels.at(r, at + 64 * line);
-                    s.prefetch(p.wrapping_add(panels.ahead));
-                    // SAFETY: one of four nibble lines of a block inside a readable panel.
-                    words[r] = unsafe { s.load_bits(p) };
-                }
-                nibbles(s, words, &scales, minimum, block * 32 + 4 * line, sink);
-            }
-            for line in 0..4 {
-                let mut words = [s.zero_bits(); R];
-                for r in 0..R {
-                    // SAFETY: as above.
-                    let v = unsafe { s.load_bits(panels.at(r, at + 64 * line)) };
-                    words[r] = s.shift_right::<4>(v);
-                }
-                nibbles(s, words, &scales, minimum, block * 32 + 16 + 4 * line, sink);
-            }
+            // SAFETY: the nibble lines of a block inside a readable panel.
+            unsafe { nibble_lines(s, panels, at, &scales, minimum, block * 32, sink) };
         }
     }
 }
@@ -184,27 +167,55 @@ impl PanelFormat for Q4_0 {
                 // q·d − 8·d is (q − 8)·d, all products being exact.
                 minimum[r] = s.mul(d, s.splat(-8.0));
             }
-            let lines = quants + block * 256;
-            for line in 0..4 {
-                let mut words = [s.zero_bits(); R];
-                for r in 0..R {
-                    let p = panels.at(r, lines + 64 * line);
-                    s.prefetch(p.wrapping_add(panels.ahead));
-                    // SAFETY: one of four nibble lines of a block inside a readable panel.
-                    words[r] = unsafe { s.load_bits(p) };
-                }
-                nibbles(s, words, &scales, minimum, block * 32 + 4 * line, sink);
-            }
-            for line in 0..4 {
-                let mut words = [s.zero_bits(); R];
-                for r in 0..R {
-                    // SAFETY: as above.
-                    let v = unsafe { s.load_bits(panels.at(r, lines + 64 * line)) };
-                    words[r] = s.shift_right::<4>(v);
-                }
-                nibbles(s, words, &scales, minimum, block * 32 + 16 + 4 * line, sink);
-            }
+            // SAFETY: the nibble lines of a block inside a readable panel.
+            unsafe {
+                nibble_lines(
+                    s,
+                    panels,
+                    quants + block * 256,
+                    &scales,
+                    minimum,
+                    block * 32,
+                    sink,
+                )
+            };
         }
+    }
+}
+
+/// The 32 columns from `k` on of a block whose four nibble lines start at byte `at`: low nibbles are the
+/// first half of them, high ones the second.
+///
+/// # Safety
+/// `at..at + 256` lies inside readable panels.
+#[inline(always)]
+unsafe fn nibble_lines<S: Simd, const R: usize>(
+    s: S,
+    panels: Panels<R>,
+    at: usize,
+    scales: &[[S::F; 4]; R],
+    minimum: [S::F; R],
+    k: usize,
+    sink: &mut impl WeightSink<S, R>,
+) {
+    for line in 0..4 {
+        let mut words = [s.zero_bits(); R];
+        for r in 0..R {
+            let p = panels.at(r, at + 64 * line);
+            s.prefetch(p.wrapping_add(panels.ahead));
+            // SAFETY: the caller's promise.
+            words[r] = unsafe { s.load_bits(p) };
+        }
+        nibbles(s, words, scales, minimum, k + 4 * line, sink);
+    }
+    for line in 0..4 {
+        let mut words = [s.zero_bits(); R];
+        for r in 0..R {
+            // SAFETY: the caller's promise.
+            let v = unsafe { s.load_bits(panels.at(r, at + 64 * line)) };
+            words[r] = s.shift_right::<4>(v);
+        }
+        nibbles(s, words, scales, minimum, k + 16 + 4 * line, sink);
     }
 }
 

@@ -4,6 +4,7 @@ use std::path::{Path, PathBuf};
 
 use vitriol_chassis::{Exit, Failure};
 use vitriol_ipc::BaseDirs;
+use vitriol_profile::catalog;
 
 /// Whose house it is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -163,7 +164,7 @@ impl Layout {
     /// The profile of a new house.
     pub fn profile(&self, model: Option<&Path>) -> String {
         let default = self.models.as_ref();
-        let default = default.map(|models| models.join("SmolLM2-135M-Instruct.Q4_1.gguf"));
+        let default = default.map(|models| models.join(catalog::default_model().file));
         let (restart, user) = match self.scope {
             Scope::System => ("sudo systemctl", ""),
             Scope::User => ("systemctl --user", " of this user"),

@@ -15,7 +15,6 @@ use std::path::PathBuf;
 use vitriol_chassis::{Exit, Failure, OrExit};
 use vitriol_gguf::Gguf;
 use vitriol_ipc::HouseDirs;
-use vitriol_kernels_core::KvCodec;
 use vitriol_profile::{Engine, Overrides};
 use vitriol_sysfs::Sysfs;
 
@@ -92,22 +91,11 @@ fn judge(check: &EngineCheck, facts: &Facts, kv: Option<&KvNeed>, engine: &Engin
         overhead_bytes: OVERHEAD_BYTES,
         context_tokens,
         kv: kv?,
-        codecs: codecs(engine),
+        codecs: [engine.kv_keys, engine.kv_values],
     };
     let supply = Supply {
         available_bytes: Sysfs::host().memory().ok()?.available_bytes,
         kv_bytes_max: engine.kv_bytes_max.get(),
     };
     Some(Fit::judge(&demand, supply))
-}
-
-/// Codecs of keys and values that the profile asks for.
-fn codecs(engine: &Engine) -> [KvCodec; 2] {
-    let codec = |setting| match setting {
-        vitriol_profile::KvCodec::F32 => KvCodec::F32,
-        vitriol_profile::KvCodec::F16 => KvCodec::F16,
-        vitriol_profile::KvCodec::Q8_0 => KvCodec::Q8_0,
-        vitriol_profile::KvCodec::Q4_0 => KvCodec::Q4_0,
-    };
-    [codec(engine.kv_keys), codec(engine.kv_values)]
 }

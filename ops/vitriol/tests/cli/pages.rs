@@ -7,14 +7,7 @@ use std::{
 };
 
 use super::{run, text, vitriol};
-
-/// Says that a check could not be made here; past the capture of a passing test's output.
-fn not_run(what: &str, remedy: &str) {
-    let line = format!("NOT RUN: {what}: {remedy}\n");
-    std::io::stderr()
-        .write_all(line.as_bytes())
-        .expect("written");
-}
+use vitriol_testkit::not_run;
 
 #[test]
 fn completions_are_taken_by_the_shells_there_are() {

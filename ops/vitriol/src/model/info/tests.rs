@@ -1,3 +1,5 @@
+use vitriol_kernels_core::KvCodec;
+
 use super::*;
 use serde_json::json;
 
