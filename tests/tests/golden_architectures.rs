@@ -125,8 +125,13 @@ fn check_greedy(file: &str, runner: &mut Runner, record: &ZooRecord, wrong: &mut
     }
 }
 
-/// What the file holds, multiplied in f32, against the same weights dequantised by the reference.
+/// What the file holds, multiplied by rounded tokens, against the same weights dequantised by the
+/// reference: the error within three times that of the reference's own rounding.
 fn check_stored_types(model: &str, wrong: &mut Vec<String>) {
+    let (_, plain) = zoo::find(&format!("{model}.f32"))
+        .unwrap()
+        .expect("a generated file");
+    let has_experts = plain.arrays().any(|array| array.starts_with("moe_topk"));
     let mut not_here = Vec::new();
     for stored in zoo::stored_types(model) {
         let file = format!("{model}.{stored}");
@@ -134,19 +139,21 @@ fn check_stored_types(model: &str, wrong: &mut Vec<String>) {
             not_here.push(stored);
             continue;
         };
-        let (array, limit) = yardstick(&file).batch;
-        let expected = record.f32(array).unwrap();
+        let expected = record.f32(yardstick(&file).batch.0).unwrap();
         let nmse_max = 3.0 * record.noise["vs_deq"].nmse;
         for isa in present() {
             let mut runner = Runner::load(&path, &on(Some(isa))).unwrap();
             let logits = runner.logits(&record.tokens, &[]).unwrap();
             let found = distance(&logits, &expected, &record.batch_positions);
-            if found.difference > limit || found.nmse > nmse_max {
+            if found.nmse > nmse_max {
                 wrong.push(format!("{file}, {isa}: {found:?}, NMSE limit {nmse_max:e}"));
             }
         }
-        let mut runner = Runner::load(&path, &on(None)).unwrap();
-        check_greedy(&file, &mut runner, &record, wrong);
+        // Where a rounded token chooses another expert its logits move by units.
+        if !has_experts {
+            let mut runner = Runner::load(&path, &on(None)).unwrap();
+            check_greedy(&file, &mut runner, &record, wrong);
+        }
     }
     if !not_here.is_empty() {
         let what = format!(

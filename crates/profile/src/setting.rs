@@ -242,7 +242,9 @@ choice_setting! {
         Scalar = "scalar",
         /// AVX2 with FMA and F16C.
         Avx2 = "avx2",
-        /// AVX-512 F, BW, VL and DQ.
+        /// The same with AVX-VNNI.
+        AvxVnni = "avxvnni",
+        /// AVX-512 F, BW, VL, DQ and VNNI.
         Avx512 = "avx512",
     }
 }

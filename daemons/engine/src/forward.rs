@@ -239,9 +239,7 @@ pub fn forward_tapped<'a>(
     let d_model = hyper.d_model;
     act.resize(model, batch.len(), batch.logits_rows.len());
 
-    for (row, &token) in act.x.chunks_exact_mut(d_model).zip(&batch.tokens) {
-        model.token_embd.dequantise_row(token as usize, row);
-    }
+    device.embed(&model.token_embd, &batch.tokens, &mut act.x);
     if hyper.embedding_scale != 1.0 {
         device.scale(&mut act.x, hyper.embedding_scale);
     }

@@ -8,6 +8,8 @@ mod k_quants;
 mod legacy;
 mod ternary;
 
+pub use k_quants::six_bit_pair;
+
 use thiserror::Error;
 
 use crate::TensorType;

@@ -22,6 +22,29 @@ pub fn matmul(w: &[f32], rows: usize, cols: usize, x: &[f32], n: usize) -> Vec<f
     out
 }
 
+/// What tokens are once rounded to signed bytes: per 32 columns, with half the range
+/// h = (max − min) / 2 and the middle (max + min) / 2, bytes = (x − middle)·(127 / h) to nearest even
+/// and value = byte·(h / 127) + middle; all the middle where h is below 1e-30. Kernels for quantised
+/// weights multiply these.
+///
+/// Shapes: x (n, cols), cols a multiple of 32; result the same
+#[must_use]
+pub fn round_tokens(x: &[f32]) -> Vec<f32> {
+    assert!(x.len().is_multiple_of(32), "x is whole blocks of 32");
+    let round_block = |block: &[f32; 32]| {
+        let low = block.iter().fold(f32::MAX, |low, &x| low.min(x));
+        let high = block.iter().fold(f32::MIN, |high, &x| high.max(x));
+        let (half, middle) = (0.5 * high - 0.5 * low, 0.5 * high + 0.5 * low);
+        if half < 1e-30 {
+            return [middle; 32];
+        }
+        let (scale, inverse) = (half / 127.0, 127.0 / half);
+        block.map(|x| ((x - middle) * inverse).round_ties_even() * scale + middle)
+    };
+    let blocks = x.as_chunks::<32>().0.iter();
+    blocks.flat_map(round_block).collect()
+}
+
 fn dot(a: &[f32], b: &[f32]) -> f64 {
     a.iter()
         .zip(b)

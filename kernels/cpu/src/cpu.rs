@@ -27,7 +27,7 @@ pub enum CpuError {
     /// A kernel does not give what the reference gives.
     #[error(
         "the {isa} kernels give a wrong {op} on this processor; choose others with \
-         VITRIOL_ISA or engine.NAME.isa (scalar, avx2), and please report it"
+         VITRIOL_ISA or engine.NAME.isa (scalar, avx2, …), and please report it"
     )]
     WrongAnswer {
         /// Kernels in use.
@@ -58,7 +58,7 @@ pub struct Cpu {
 /// Buffers that live from op to op: the large ones are not allocated again once warm.
 #[derive(Default)]
 struct Workspace {
-    packed_tokens: Lines,
+    tokens: Lines,
     partials: Lines,
 }
 

@@ -6,8 +6,12 @@
 )]
 
 pub(crate) mod attention;
+pub(crate) mod dot;
 pub(crate) mod elementwise;
 pub(crate) mod formats;
 pub(crate) mod kv_write;
 pub(crate) mod matmul;
+pub(crate) mod quants;
+pub(crate) mod rows;
+pub(crate) mod tokens;
 pub(crate) mod values;

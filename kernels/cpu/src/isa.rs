@@ -9,7 +9,9 @@ pub enum Isa {
     Scalar,
     /// AVX2 with FMA and F16C (x86-64-v3).
     Avx2,
-    /// AVX-512 F, BW, VL, DQ (x86-64-v4).
+    /// The same with AVX-VNNI, the int8 dot product (Alder Lake, Zen 5 and later).
+    AvxVnni,
+    /// AVX-512 F, BW, VL, DQ and VNNI (Ice Lake, Zen 4 and later).
     Avx512,
 }
 
@@ -17,7 +19,7 @@ pub enum Isa {
 #[derive(Debug, Error, PartialEq, Eq)]
 pub enum IsaError {
     /// No such name.
-    #[error("unknown instruction set {0:?}: use auto, scalar, avx2 or avx512")]
+    #[error("unknown instruction set {0:?}: use auto, scalar, avx2, avxvnni or avx512")]
     Unknown(String),
     /// The name is right, the processor lacks it.
     #[error("this processor cannot run {requested} kernels: use auto, or at most {best}")]
@@ -31,7 +33,7 @@ pub enum IsaError {
 
 impl Isa {
     /// All instruction sets with a kernel table, ascending.
-    pub const ALL: [Isa; 3] = [Isa::Scalar, Isa::Avx2, Isa::Avx512];
+    pub const ALL: [Isa; 4] = [Isa::Scalar, Isa::Avx2, Isa::AvxVnni, Isa::Avx512];
 
     /// Fastest instruction set of the processor this runs on.
     #[must_use]
@@ -55,12 +57,15 @@ impl Isa {
                     && is_x86_feature_detected!("f16c")
             }
             #[cfg(target_arch = "x86_64")]
+            Isa::AvxVnni => Isa::Avx2.is_present() && is_x86_feature_detected!("avxvnni"),
+            #[cfg(target_arch = "x86_64")]
             Isa::Avx512 => {
                 Isa::Avx2.is_present()
                     && is_x86_feature_detected!("avx512f")
                     && is_x86_feature_detected!("avx512bw")
                     && is_x86_feature_detected!("avx512vl")
                     && is_x86_feature_detected!("avx512dq")
+                    && is_x86_feature_detected!("avx512vnni")
             }
             #[cfg(not(target_arch = "x86_64"))]
             _ => false,
@@ -86,6 +91,7 @@ impl Isa {
         match self {
             Isa::Scalar => "scalar",
             Isa::Avx2 => "avx2",
+            Isa::AvxVnni => "avxvnni",
             Isa::Avx512 => "avx512",
         }
     }

@@ -10,10 +10,11 @@ use vitriol_kernels_core::{KvCodec, TensorType, dequantise_row, tolerance};
 use crate::cpu::{AttentionRun, Cpu, CpuError};
 use crate::kv::{KvPlace, KvShape, KvStore, PAGE_TOKENS};
 use crate::panel::PanelMatrix;
+use crate::panel::format::PanelFormat;
 
 /// Rows of the matrices: one panel and part of a second.
 const ROWS: usize = 27;
-const COLS: usize = 96;
+const COLS: usize = 256;
 /// One token takes the way of decode, more than a tile of them that of prefill.
 const TOKENS: [usize; 2] = [1, 14];
 /// Past the border of a 256-key chunk.
@@ -33,15 +34,10 @@ impl Cpu {
     ///
     /// Errors: [`CpuError::WrongAnswer`] names the op; nothing computed here can be trusted then.
     pub fn check_known_answers(&self) -> Result<(), CpuError> {
-        for tensor_type in [
-            TensorType::F32,
-            TensorType::F16,
-            TensorType::BF16,
-            TensorType::Q8_0,
-            TensorType::Q4_0,
-            TensorType::Q4_1,
-        ] {
-            self.check_matmul(tensor_type)?;
+        for &tensor_type in TensorType::ALL {
+            if PanelFormat::of(tensor_type).is_some() {
+                self.check_matmul(tensor_type)?;
+            }
         }
         self.check_rows()?;
         for codec in KvCodec::ALL {
@@ -67,9 +63,14 @@ impl Cpu {
             let x = numbers(n * COLS, 1);
             let mut out = vec![0.0; n * ROWS];
             self.matmul(&matrix, &x, n, &mut out);
-            let exact = reference::matmul(&w, ROWS, COLS, &x, n);
+            let met = match matrix.is_quantised() {
+                true => reference::round_tokens(&x),
+                false => x.clone(),
+            };
+            let exact = reference::matmul(&w, ROWS, COLS, &met, n);
             let largest = |v: &[f32]| v.iter().fold(0.0f32, |m, a| m.max(a.abs()));
-            let sum = COLS as f64 * f64::from(largest(&w)) * f64::from(largest(&x));
+            // A quantised weight is a byte times its scale plus a minimum, each at most twice it.
+            let sum = 4.0 * COLS as f64 * f64::from(largest(&w)) * f64::from(largest(&x));
             all_close(&out, &exact, |_| tolerance::dot_bound(COLS, sum)).ok_or_else(wrong)?;
         }
         Ok(())
@@ -191,11 +192,12 @@ fn stored_weights(tensor_type: TensorType) -> Vec<u8> {
             TensorType::F32 => block[3] = 0x3d | block[3] & 0x80,
             TensorType::F16 => block[1] = 0x30 | block[1] & 0x83,
             TensorType::BF16 => block[1] = 0x3d | block[1] & 0x80,
-            TensorType::Q8_0 => block[1] = 0x24,
-            _ => {
+            TensorType::Q4_1 | TensorType::Q5_1 | TensorType::Q4_K | TensorType::Q5_K => {
                 block[1] = 0x24;
                 block[3] = 0xa4;
             }
+            TensorType::Q6_K => block[209] = 0x24,
+            _ => block[1] = 0x24,
         }
     }
     stored

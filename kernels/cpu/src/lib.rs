@@ -5,10 +5,15 @@
 //! [`KvStore`] the keys and values.
 //!
 //! # Arithmetic contract
-//! Results do not depend on batch, chunking, thread count or tile shape, within one ISA; `avx2` and
-//! `avx512` also agree with each other bit for bit.
-//! - matmul: per (token, row) one chain `acc = fma(w[k], x[k], acc)` over ascending k from +0, w
-//!   dequantised exactly as ggml does.
+//! Results do not depend on batch, chunking, thread count or tile shape, within one ISA; `avx2`,
+//! `avxvnni` and `avx512` also agree with each other bit for bit.
+//! - matmul, plain weights: per (token, row) one chain `acc = fma(w[k], x[k], acc)` over ascending k
+//!   from +0.
+//! - matmul, quantised weights: tokens are rounded to signed bytes, per 32 columns
+//!   x = dx·b + middle. Per (token, row) one chain over ascending blocks: for the block, or each
+//!   half of it where the format scales these, `acc = fma(d·dx, Σ q·b, acc)` with an exact integer sum
+//!   and, where the format has a minimum, `acc = fma(m, dx·Σ b, acc)`; then
+//!   `acc = fma(Σ w, middle, acc)`. d and m are what ggml decodes, Σ w follows from them.
 //! - attention: per (query, head) the keys are reduced on the absolute grid of 256. Score = chain
 //!   over ascending d of q·scale and k, both as the codec stores them (decoded exactly, rotated where
 //!   it rotates). Per chunk: m = max, p = exp(s − m), l = 16 lanes then a fixed tree, o = chain over

@@ -1,15 +1,18 @@
+pub(crate) mod format;
+mod interleave;
 mod transcode;
 
 use std::alloc::Layout;
 use std::ptr::NonNull;
 
 use thiserror::Error;
-use vitriol_kernels_core::half::{bf16_to_f32, f16_to_f32};
 use vitriol_kernels_core::{TensorType, dequantise_row};
 use vitriol_shm::{EXTENT_BYTES, Reservation, ReservationError};
 
-use crate::generic::formats::panel_bytes;
+use self::format::PanelFormat;
+use self::interleave::interleave;
 use crate::generic::matmul::PanelView;
+use crate::table::KernelTable;
 
 /// Why a weight matrix could not be packed.
 #[derive(Debug, Error)]
@@ -55,16 +58,15 @@ pub enum PackError {
 /// A weight matrix in panels of 16 interleaved rows, the layout the matmul kernels stream.
 ///
 /// Shapes: (rows, cols), rows padded to 16 with zero weights
-/// Cost:   f32, f16, bf16, q8_0, q4_0 and q4_1 take the bytes of the file (padding aside) and are
-///         packed by one transpose in 2- or 4-byte words. Types whose weights are a small integer
-///         times one f16 a block (q5_0, iq4_nl, mxfp4, the ternary ones) become q8_0 panels, 34 bytes
+/// Cost:   f32, f16, bf16, q8_0, q4_0, q4_1, q5_0, q5_1, q4_K, q5_K, q6_K and iq4_nl take the bytes of
+///         the file (within 3%, padding aside). Types whose weights are a small integer
+///         times one f16 a block (mxfp4, the ternary ones) become q8_0 panels, 34 bytes
 ///         for 32 weights, the same values to the bit; where a block of a matrix does not fit (an
 ///         mxfp4 scale beyond f16), and for every other type, f32 panels, 4 bytes a weight
 pub struct PanelMatrix {
     /// Type of the weights in the file.
     tensor_type: TensorType,
-    /// Type of the weights in the panels.
-    panel_type: TensorType,
+    format: PanelFormat,
     rows: usize,
     cols: usize,
     panel_bytes: usize,
@@ -114,13 +116,9 @@ impl Memory {
         }
     }
 
-    fn bytes(&self) -> &[u8] {
-        // SAFETY: `len` bytes are allocated and initialised (zeroed at least).
-        unsafe { std::slice::from_raw_parts(self.base(), self.len()) }
-    }
-
     fn bytes_mut(&mut self) -> &mut [u8] {
-        // SAFETY: as above, and `&mut self` makes the borrow unique.
+        // SAFETY: `len` bytes are allocated and initialised (zeroed at least), and `&mut self` makes
+        // the borrow unique.
         unsafe { std::slice::from_raw_parts_mut(self.base(), self.len()) }
     }
 }
@@ -176,21 +174,18 @@ impl PanelMatrix {
             row_bytes,
             bytes: src,
         };
-        // From the least memory to the most; f32 takes everything.
-        let candidates = match panel_bytes(tensor_type, cols) {
-            Some(_) => &[tensor_type][..],
-            None if !tensor_type.is_dequantisable() => {
-                return Err(PackError::Unsupported(tensor_type));
-            }
-            None if transcode::has_one_scale(tensor_type) => &[TensorType::Q8_0, TensorType::F32],
-            None => &[TensorType::F32],
-        };
-        for &panel_type in candidates {
-            if let Some(packed) = source.packed_as(panel_type)? {
-                return Ok(packed);
-            }
+        if let Some(format) = PanelFormat::of(tensor_type) {
+            return source.interleaved(format);
         }
-        Err(PackError::Unsupported(tensor_type))
+        if !tensor_type.is_dequantisable() {
+            return Err(PackError::Unsupported(tensor_type));
+        }
+        if transcode::has_one_scale(tensor_type)
+            && let Some(packed) = source.transcoded()?
+        {
+            return Ok(packed);
+        }
+        source.decoded()
     }
 
     /// Rows: outputs of a matmul.
@@ -211,6 +206,12 @@ impl PanelMatrix {
         self.memory.len()
     }
 
+    /// Whether products with it round the tokens to bytes; else they are multiplied as they are.
+    #[must_use]
+    pub fn is_quantised(&self) -> bool {
+        self.format.is_quantised()
+    }
+
     /// Type of the weights in the file.
     #[must_use]
     pub fn tensor_type(&self) -> TensorType {
@@ -227,71 +228,13 @@ impl PanelMatrix {
     pub fn dequantise_row(&self, row: usize, out: &mut [f32]) {
         assert!(row < self.rows, "row {row} of {}", self.rows);
         assert_eq!(out.len(), self.cols, "out is one row of {}", self.cols);
-        let panel = &self.memory.bytes()[row / 16 * self.panel_bytes..][..self.panel_bytes];
-        let lane = row % 16;
-        let half = |at: usize| u16::from_le_bytes([panel[at], panel[at + 1]]);
-        match self.panel_type {
-            TensorType::F32 => {
-                for (value, column) in out.iter_mut().zip(panel.as_chunks::<64>().0) {
-                    let at = 4 * lane;
-                    *value = f32::from_le_bytes([
-                        column[at],
-                        column[at + 1],
-                        column[at + 2],
-                        column[at + 3],
-                    ]);
-                }
-            }
-            TensorType::F16 => {
-                for (k, value) in out.iter_mut().enumerate() {
-                    *value = f16_to_f32(half(32 * k + 2 * lane));
-                }
-            }
-            TensorType::BF16 => {
-                for (k, value) in out.iter_mut().enumerate() {
-                    *value = bf16_to_f32(half(32 * k + 2 * lane));
-                }
-            }
-            TensorType::Q8_0 => {
-                for (block, values) in out.chunks_exact_mut(32).enumerate() {
-                    let d = f16_to_f32(half(block * 32 + 2 * lane));
-                    for (k, value) in values.iter_mut().enumerate() {
-                        let line = self.cols + block * 512 + k / 4 * 64;
-                        let q = panel[line + 4 * lane + k % 4] ^ 0x80;
-                        *value = f32::from(q as i8) * d;
-                    }
-                }
-            }
-            TensorType::Q4_0 => {
-                for (block, values) in out.chunks_exact_mut(32).enumerate() {
-                    let d = f16_to_f32(half(block * 32 + 2 * lane));
-                    let line = self.cols + block * 256;
-                    for (k, value) in values.iter_mut().enumerate() {
-                        let byte = panel[line + k % 16 / 4 * 64 + 4 * lane + k % 4];
-                        let q = if k < 16 { byte & 15 } else { byte >> 4 };
-                        *value = (f32::from(q) - 8.0) * d;
-                    }
-                }
-            }
-            TensorType::Q4_1 => {
-                for (block, values) in out.chunks_exact_mut(32).enumerate() {
-                    let at = block * 320;
-                    let d = f16_to_f32(half(at + 256 + 2 * lane));
-                    let m = f16_to_f32(half(at + 288 + 2 * lane));
-                    for (k, value) in values.iter_mut().enumerate() {
-                        let byte = panel[at + k % 16 / 4 * 64 + 4 * lane + k % 4];
-                        let q = if k < 16 { byte & 15 } else { byte >> 4 };
-                        *value = f32::from(q) * d + m;
-                    }
-                }
-            }
-            other => unreachable!("{other} cannot be packed"),
-        }
+        // SAFETY: the scalar kernels run everywhere; row and length were checked.
+        unsafe { (KernelTable::scalar().decode_row)(self.view(), row, out) };
     }
 
     pub(crate) fn view(&self) -> PanelView {
         PanelView {
-            tensor_type: self.panel_type,
+            format: self.format,
             base: self.memory.base(),
             panel_bytes: self.panel_bytes,
             rows: self.rows,
@@ -301,10 +244,6 @@ impl PanelMatrix {
 
     pub(crate) fn panels(&self) -> usize {
         self.rows.div_ceil(16)
-    }
-
-    pub(crate) fn panel_bytes(&self) -> usize {
-        self.panel_bytes
     }
 }
 
@@ -328,126 +267,95 @@ struct Source<'a> {
 }
 
 impl Source<'_> {
-    /// The matrix in panels of `panel_type`; `None` if that type cannot hold its values.
-    fn packed_as(&self, panel_type: TensorType) -> Result<Option<PanelMatrix>, PackError> {
+    /// Panels of the bytes as they are.
+    fn interleaved(&self, format: PanelFormat) -> Result<PanelMatrix, PackError> {
+        let mut matrix = self.empty(format)?;
+        let panels = matrix
+            .memory
+            .bytes_mut()
+            .chunks_exact_mut(matrix.panel_bytes);
+        for (panel, rows) in panels.zip(self.bytes.chunks(16 * self.row_bytes)) {
+            interleave(format, self.cols, rows, self.row_bytes, panel);
+        }
+        Ok(matrix)
+    }
+
+    /// q8_0 panels; `None` if a value would not come out as it is.
+    fn transcoded(&self) -> Result<Option<PanelMatrix>, PackError> {
+        let mut matrix = self.empty(PanelFormat::Q8_0)?;
+        let panels = matrix
+            .memory
+            .bytes_mut()
+            .chunks_exact_mut(matrix.panel_bytes);
+        let mut values = vec![0f32; self.cols];
+        let mut rows_as_q8_0 = Vec::new();
+        for (panel, rows) in panels.zip(self.bytes.chunks(16 * self.row_bytes)) {
+            rows_as_q8_0.clear();
+            for row in rows.chunks_exact(self.row_bytes) {
+                self.decode(row, &mut values)?;
+                if !transcode::to_q8_0(self.tensor_type, row, &values, &mut rows_as_q8_0) {
+                    return Ok(None);
+                }
+            }
+            interleave(
+                PanelFormat::Q8_0,
+                self.cols,
+                &rows_as_q8_0,
+                self.cols / 32 * 34,
+                panel,
+            );
+        }
+        Ok(Some(matrix))
+    }
+
+    /// f32 panels, which take everything.
+    fn decoded(&self) -> Result<PanelMatrix, PackError> {
+        let mut matrix = self.empty(PanelFormat::F32)?;
+        let panels = matrix
+            .memory
+            .bytes_mut()
+            .chunks_exact_mut(matrix.panel_bytes);
+        let mut values = vec![0f32; self.cols];
+        for (panel, rows) in panels.zip(self.bytes.chunks(16 * self.row_bytes)) {
+            for (lane, row) in rows.chunks_exact(self.row_bytes).enumerate() {
+                self.decode(row, &mut values)?;
+                for (column, value) in panel.as_chunks_mut::<64>().0.iter_mut().zip(&values) {
+                    column[4 * lane..][..4].copy_from_slice(&value.to_le_bytes());
+                }
+            }
+        }
+        Ok(matrix)
+    }
+
+    fn decode(&self, row: &[u8], values: &mut [f32]) -> Result<(), PackError> {
+        dequantise_row(self.tensor_type, row, values)
+            .map_err(|_| PackError::Unsupported(self.tensor_type))
+    }
+
+    /// A zeroed matrix of this shape.
+    fn empty(&self, format: PanelFormat) -> Result<PanelMatrix, PackError> {
         let &Source {
             tensor_type,
             rows,
             cols,
-            row_bytes,
-            bytes,
+            ..
         } = self;
-        let shape = PackError::Shape {
+        let panel_bytes = format.panel_bytes(cols);
+        let bytes = panel_bytes.and_then(|panel| panel.checked_mul(rows.div_ceil(16)));
+        let (Some(panel_bytes), Some(bytes)) = (panel_bytes, bytes) else {
+            return Err(PackError::Shape {
+                tensor_type,
+                rows,
+                cols,
+            });
+        };
+        Ok(PanelMatrix {
             tensor_type,
-            rows,
-            cols,
-        };
-        let Some(panel_bytes) = panel_bytes(panel_type, cols) else {
-            return Err(shape);
-        };
-        let Some(needed) = panel_bytes.checked_mul(rows.div_ceil(16)) else {
-            return Err(shape);
-        };
-        let mut memory = Memory::zeroed(needed)?;
-        let panels = memory.bytes_mut().chunks_exact_mut(panel_bytes);
-        let (mut row, mut stored_as) = (vec![0f32; cols], Vec::new());
-        for (panel, stored) in panels.zip(bytes.chunks(16 * row_bytes)) {
-            if panel_type == tensor_type {
-                pack_panel(panel_type, cols, stored, panel);
-                continue;
-            }
-            stored_as.clear();
-            for stored in stored.chunks_exact(row_bytes) {
-                dequantise_row(tensor_type, stored, &mut row)
-                    .map_err(|_| PackError::Unsupported(tensor_type))?;
-                if panel_type == TensorType::F32 {
-                    stored_as.extend(row.iter().flat_map(|value| value.to_le_bytes()));
-                } else if !transcode::to_q8_0(tensor_type, stored, &row, &mut stored_as) {
-                    return Ok(None);
-                }
-            }
-            pack_panel(panel_type, cols, &stored_as, panel);
-        }
-        Ok(Some(PanelMatrix {
-            tensor_type,
-            panel_type,
+            format,
             rows,
             cols,
             panel_bytes,
-            memory,
-        }))
-    }
-}
-
-/// Interleaves up to 16 rows; lanes without a row stay zero.
-fn pack_panel(tensor_type: TensorType, cols: usize, rows: &[u8], panel: &mut [u8]) {
-    let row_bytes = panel.len() / 16;
-    for (lane, row) in rows.chunks_exact(row_bytes).enumerate() {
-        match tensor_type {
-            TensorType::F32 => {
-                for (column, element) in panel
-                    .as_chunks_mut::<64>()
-                    .0
-                    .iter_mut()
-                    .zip(row.as_chunks::<4>().0)
-                {
-                    column[4 * lane..][..4].copy_from_slice(element);
-                }
-            }
-            TensorType::F16 | TensorType::BF16 => {
-                for (column, element) in panel
-                    .as_chunks_mut::<32>()
-                    .0
-                    .iter_mut()
-                    .zip(row.as_chunks::<2>().0)
-                {
-                    column[2 * lane..][..2].copy_from_slice(element);
-                }
-            }
-            TensorType::Q8_0 => {
-                let (scales, quants) = panel.split_at_mut(cols);
-                let blocks = quants
-                    .as_chunks_mut::<512>()
-                    .0
-                    .iter_mut()
-                    .zip(scales.as_chunks_mut::<32>().0);
-                for ((quants, scales), block) in blocks.zip(row.as_chunks::<34>().0) {
-                    scales[2 * lane..][..2].copy_from_slice(&block[..2]);
-                    for (line, word) in block[2..].as_chunks::<4>().0.iter().enumerate() {
-                        let word = word.map(|q| q ^ 0x80);
-                        quants[64 * line + 4 * lane..][..4].copy_from_slice(&word);
-                    }
-                }
-            }
-            TensorType::Q4_0 => {
-                let (scales, quants) = panel.split_at_mut(cols);
-                let blocks = quants
-                    .as_chunks_mut::<256>()
-                    .0
-                    .iter_mut()
-                    .zip(scales.as_chunks_mut::<32>().0);
-                for ((quants, scales), block) in blocks.zip(row.as_chunks::<18>().0) {
-                    scales[2 * lane..][..2].copy_from_slice(&block[..2]);
-                    for (line, word) in block[2..].as_chunks::<4>().0.iter().enumerate() {
-                        quants[64 * line + 4 * lane..][..4].copy_from_slice(word);
-                    }
-                }
-            }
-            TensorType::Q4_1 => {
-                for (to, block) in panel
-                    .as_chunks_mut::<320>()
-                    .0
-                    .iter_mut()
-                    .zip(row.as_chunks::<20>().0)
-                {
-                    to[256 + 2 * lane..][..2].copy_from_slice(&block[..2]);
-                    to[288 + 2 * lane..][..2].copy_from_slice(&block[2..4]);
-                    for (line, word) in block[4..].as_chunks::<4>().0.iter().enumerate() {
-                        to[64 * line + 4 * lane..][..4].copy_from_slice(word);
-                    }
-                }
-            }
-            other => unreachable!("{other} has no panel layout"),
-        }
+            memory: Memory::zeroed(bytes)?,
+        })
     }
 }

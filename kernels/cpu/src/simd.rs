@@ -15,7 +15,7 @@ pub(crate) trait Simd: Copy {
     /// Sixteen 32-bit words.
     type Bits: Copy;
 
-    /// Panels (of 16 rows) × tokens of the matmul tile. Derivation: panels·columns accumulators,
+    /// Panels (of 16 rows) × tokens of the f32 matmul tile. Derivation: panels·columns accumulators,
     /// the panels' weights and one broadcast have to fit the vector registers (avx2: 16 halves,
     /// 1×6×2 + 2 + 1; avx512: 32, 2×12 + 2 + 1), and FMAs should outnumber loads.
     const TILE_PANELS: usize;
@@ -23,6 +23,10 @@ pub(crate) trait Simd: Copy {
     const TILE_COLUMNS: usize;
     /// Whether 24 accumulators of 16 lanes fit the registers (else 6).
     const WIDE: bool;
+    /// Tokens of the int8 matmul tile, a power of two: as many integer accumulators of 16 lanes as
+    /// fit the registers beside a line of weights (the f32 ones are touched once a block and may
+    /// spill).
+    const DOT_COLUMNS: usize;
 
     fn splat(self, value: f32) -> Self::F;
     fn zero_bits(self) -> Self::Bits;
@@ -55,6 +59,48 @@ pub(crate) trait Simd: Copy {
     unsafe fn load_bits(self, p: *const u8) -> Self::Bits;
     /// Per lane logical shift right by `N`.
     fn shift_right<const N: i32>(self, v: Self::Bits) -> Self::Bits;
+    /// Per lane shift left by `N`.
+    fn shift_left<const N: i32>(self, v: Self::Bits) -> Self::Bits;
+    /// Every lane this word.
+    fn splat_word(self, word: i32) -> Self::Bits;
+    /// Per lane v & mask.
+    fn and_mask(self, v: Self::Bits, mask: u32) -> Self::Bits;
+    /// Per lane a | b.
+    fn or(self, a: Self::Bits, b: Self::Bits) -> Self::Bits;
+    /// Per byte the entry of `table` it names; bytes are below 16.
+    fn lookup(self, table: &[u8; 16], v: Self::Bits) -> Self::Bits;
+    /// Per lane: acc + Σ of four products of an unsigned byte of `w`, at most 127, and a signed
+    /// byte of `x` within ±127; exact.
+    fn dot(self, acc: Self::Bits, w: Self::Bits, x: Self::Bits) -> Self::Bits;
+    /// What a chain of [`Simd::dot_biased`] starts from: `start` is −128·Σx over the chain.
+    fn start_biased(self, start: i32) -> Self::Bits;
+    /// As [`Simd::dot`] for bytes w + 128 of any w. From [`Simd::start_biased`] on the chain gives
+    /// Σ w·x.
+    fn dot_biased(self, acc: Self::Bits, w: Self::Bits, x: Self::Bits) -> Self::Bits;
+    /// Per lane the larger, as signed integers.
+    fn max_words(self, a: Self::Bits, b: Self::Bits) -> Self::Bits;
+    /// Σ over lanes, as signed integers.
+    fn sum_words(self, v: Self::Bits) -> i32;
+    /// Largest of lanes that are numbers.
+    fn largest(self, v: Self::F) -> f32;
+    /// Smallest of lanes that are numbers.
+    fn smallest(self, v: Self::F) -> f32;
+    /// Largest of the lanes, as signed integers.
+    fn largest_word(self, v: Self::Bits) -> i32;
+    /// Per lane, as signed integers.
+    fn words_to_f32(self, v: Self::Bits) -> Self::F;
+    /// The bits of each lane.
+    fn bits_of(self, v: Self::F) -> Self::Bits;
+    /// Nearest integers, ties to even; lanes within ±2^22.
+    fn rounded(self, v: Self::F) -> Self::Bits;
+    /// # Safety
+    /// `p` must be writable for 16 words; no alignment needed.
+    unsafe fn store_bits(self, p: *mut u32, v: Self::Bits);
+    /// Stores the lowest byte of each lane.
+    ///
+    /// # Safety
+    /// `p` must be writable for 16 bytes; no alignment needed.
+    unsafe fn store_low_bytes(self, p: *mut u8, v: Self::Bits);
     /// Per lane v & mask, as signed integer converted to f32.
     fn masked_to_f32(self, v: Self::Bits, mask: u32) -> Self::F;
     /// # Safety
@@ -63,6 +109,9 @@ pub(crate) trait Simd: Copy {
     /// # Safety
     /// `p` must be readable for 16 u16 (bfloat16); no alignment needed.
     unsafe fn load_bf16(self, p: *const u16) -> Self::F;
+    /// # Safety
+    /// `p` must be readable for 16 u8.
+    unsafe fn load_u8(self, p: *const u8) -> Self::F;
     /// # Safety
     /// `p` must be readable for 16 i8.
     unsafe fn load_i8(self, p: *const i8) -> Self::F;

@@ -3,6 +3,7 @@
 use crate::generic::attention::{ChunkView, Seen};
 use crate::generic::kv_write::HeadWrite;
 use crate::generic::matmul::{OutView, PackedTokens, PanelView};
+use crate::generic::tokens::QuantTokens;
 use crate::isa::Isa;
 
 /// Arguments of a matmul over row-major tokens.
@@ -21,6 +22,16 @@ pub(crate) struct Packed {
     pub(crate) first: usize,
     pub(crate) count: usize,
     pub(crate) x: PackedTokens,
+    pub(crate) tiles: (usize, usize),
+    pub(crate) out: OutView,
+}
+
+/// Arguments of a matmul over quantised tokens.
+pub(crate) struct Dot {
+    pub(crate) w: PanelView,
+    /// First panel, panels.
+    pub(crate) panels: (usize, usize),
+    pub(crate) x: QuantTokens,
     pub(crate) tiles: (usize, usize),
     pub(crate) out: OutView,
 }
@@ -63,6 +74,12 @@ pub(crate) struct KernelTable {
     pub(crate) tile_columns: usize,
     pub(crate) direct: unsafe fn(&Direct),
     pub(crate) packed: unsafe fn(&Packed),
+    pub(crate) dot_columns: usize,
+    pub(crate) dot: unsafe fn(&Dot),
+    /// x, tokens, tile.
+    pub(crate) quantise: unsafe fn(*const f32, QuantTokens, usize),
+    /// w, row, out.
+    pub(crate) decode_row: unsafe fn(PanelView, usize, &mut [f32]),
     pub(crate) rms_norm_row: RmsNormRow,
     pub(crate) silu_mul: unsafe fn(&[f32], &[f32], &mut [f32]),
     pub(crate) gelu_mul: unsafe fn(&[f32], &[f32], &mut [f32]),
@@ -77,8 +94,10 @@ pub(crate) struct KernelTable {
 macro_rules! kernel_table {
     ($module:ident, $isa:expr, $simd:ty, $witness:expr $(, $features:literal)?) => {
         mod $module {
-            use super::{Chunk, Clamped, Direct, HeadWrite, KernelTable, Merge, Packed};
-            use crate::generic::{attention, elementwise, kv_write, matmul};
+            use super::{Chunk, Clamped, Direct, Dot, HeadWrite, KernelTable, Merge, Packed};
+            use crate::generic::matmul::PanelView;
+            use crate::generic::tokens::QuantTokens;
+            use crate::generic::{attention, dot, elementwise, kv_write, matmul, rows, tokens};
             use crate::isa::Isa;
             use crate::simd::Simd;
 
@@ -98,6 +117,33 @@ macro_rules! kernel_table {
                 let s = $witness;
                 // SAFETY: the caller's promise.
                 unsafe { matmul::packed(s, a.w, a.first, a.count, a.x, a.tiles, a.out) }
+            }
+
+            /// # Safety
+            /// The processor has this instruction set; as [`dot::dot`].
+            $(#[target_feature(enable = $features)])?
+            unsafe fn dot_products(a: &Dot) {
+                let s = $witness;
+                // SAFETY: the caller's promise.
+                unsafe { dot::dot(s, a.w, a.panels, a.x, a.tiles, a.out) }
+            }
+
+            /// # Safety
+            /// The processor has this instruction set; as [`tokens::quantise_tile`].
+            $(#[target_feature(enable = $features)])?
+            unsafe fn quantise(x: *const f32, tokens: QuantTokens, tile: usize) {
+                let s = $witness;
+                // SAFETY: the caller's promise.
+                unsafe { tokens::quantise_tile(s, x, tokens, tile) }
+            }
+
+            /// # Safety
+            /// The processor has this instruction set; as [`rows::decode_row`].
+            $(#[target_feature(enable = $features)])?
+            unsafe fn decode_row(w: PanelView, row: usize, out: &mut [f32]) {
+                let s = $witness;
+                // SAFETY: the caller's promise.
+                unsafe { rows::decode_row(s, w, row, out) }
             }
 
             /// # Safety
@@ -181,6 +227,10 @@ macro_rules! kernel_table {
                 tile_columns: <$simd as Simd>::TILE_COLUMNS,
                 direct,
                 packed,
+                dot_columns: <$simd as Simd>::DOT_COLUMNS,
+                dot: dot_products,
+                quantise,
+                decode_row,
                 rms_norm_row,
                 silu_mul,
                 gelu_mul,
@@ -204,10 +254,19 @@ kernel_table!(
 kernel_table!(
     avx2,
     Isa::Avx2,
-    crate::arch::avx2::Avx2,
+    crate::arch::avx2::Avx2<false>,
     // SAFETY: called only where the processor has been found to have it.
-    unsafe { crate::arch::avx2::Avx2::new_unchecked() },
+    unsafe { crate::arch::avx2::Avx2::<false>::new_unchecked() },
     "avx2,fma,f16c"
+);
+#[cfg(target_arch = "x86_64")]
+kernel_table!(
+    avx_vnni,
+    Isa::AvxVnni,
+    crate::arch::avx2::Avx2<true>,
+    // SAFETY: called only where the processor has been found to have it.
+    unsafe { crate::arch::avx2::Avx2::<true>::new_unchecked() },
+    "avx2,fma,f16c,avxvnni"
 );
 #[cfg(target_arch = "x86_64")]
 kernel_table!(
@@ -216,10 +275,15 @@ kernel_table!(
     crate::arch::avx512::Avx512,
     // SAFETY: called only where the processor has been found to have it.
     unsafe { crate::arch::avx512::Avx512::new_unchecked() },
-    "avx2,fma,f16c,avx512f,avx512bw,avx512vl,avx512dq"
+    "avx2,fma,f16c,avx512f,avx512bw,avx512vl,avx512dq,avx512vnni"
 );
 
 impl KernelTable {
+    /// The table that runs everywhere.
+    pub(crate) fn scalar() -> &'static KernelTable {
+        &scalar::TABLE
+    }
+
     /// Table for an instruction set, if this processor has it.
     pub(crate) fn of(isa: Isa) -> Option<&'static KernelTable> {
         if !isa.is_present() {
@@ -229,6 +293,8 @@ impl KernelTable {
             Isa::Scalar => Some(&scalar::TABLE),
             #[cfg(target_arch = "x86_64")]
             Isa::Avx2 => Some(&avx2::TABLE),
+            #[cfg(target_arch = "x86_64")]
+            Isa::AvxVnni => Some(&avx_vnni::TABLE),
             #[cfg(target_arch = "x86_64")]
             Isa::Avx512 => Some(&avx512::TABLE),
             #[cfg(not(target_arch = "x86_64"))]

@@ -130,10 +130,11 @@ fn groups_of_32(values: &mut [f32; 256]) -> std::slice::IterMut<'_, [f32; 32]> {
     values.as_chunks_mut().0.iter_mut()
 }
 
-/// Scale and minimum of group s, 6 bits each, out of 12 bytes: groups 0..4 in the low 6 bits of
+/// Scale and minimum of group s of a q4_K or q5_K block, 6 bits each, out of its 12 bytes of them: groups 0..4 in the low 6 bits of
 /// bytes s and s + 4; groups 4..8 with their low 4 bits in byte s + 4 (scale low, minimum high
 /// nibble) and their high 2 in the top of bytes s − 4 and s.
-fn six_bit_pair(packed: &[u8], s: usize) -> (u8, u8) {
+#[must_use]
+pub fn six_bit_pair(packed: &[u8], s: usize) -> (u8, u8) {
     if s < 4 {
         (packed[s] & 63, packed[s + 4] & 63)
     } else {

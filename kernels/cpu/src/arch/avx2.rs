@@ -2,13 +2,13 @@ use std::arch::x86_64::*;
 
 use crate::simd::Simd;
 
-/// Witness of AVX2, FMA and F16C. Sixteen lanes are two registers.
+/// Witness of AVX2, FMA and F16C, with `VNNI` of AVX-VNNI too. Sixteen lanes are two registers.
 #[derive(Clone, Copy)]
-pub(crate) struct Avx2(());
+pub(crate) struct Avx2<const VNNI: bool>(());
 
-impl Avx2 {
+impl<const VNNI: bool> Avx2<VNNI> {
     /// # Safety
-    /// The processor must have AVX2, FMA and F16C.
+    /// The processor must have AVX2, FMA and F16C, with `VNNI` AVX-VNNI.
     #[inline(always)]
     pub(crate) unsafe fn new_unchecked() -> Self {
         Self(())
@@ -37,13 +37,14 @@ macro_rules! both {
     }};
 }
 
-impl Simd for Avx2 {
+impl<const VNNI: bool> Simd for Avx2<VNNI> {
     type F = Pair<__m256>;
     type Bits = Pair<__m256i>;
 
     const TILE_PANELS: usize = 1;
     const TILE_COLUMNS: usize = 6;
     const WIDE: bool = false;
+    const DOT_COLUMNS: usize = 4;
 
     #[inline(always)]
     fn splat(self, value: f32) -> Self::F {
@@ -135,6 +136,143 @@ impl Simd for Avx2 {
         both!(h => _mm256_srli_epi32::<N>(v[h]))
     }
     #[inline(always)]
+    fn shift_left<const N: i32>(self, v: Self::Bits) -> Self::Bits {
+        both!(h => _mm256_slli_epi32::<N>(v[h]))
+    }
+    #[inline(always)]
+    fn splat_word(self, word: i32) -> Self::Bits {
+        // SAFETY: the witness shows that the instructions exist.
+        let v = unsafe { _mm256_set1_epi32(word) };
+        [v, v]
+    }
+    #[inline(always)]
+    fn and_mask(self, v: Self::Bits, mask: u32) -> Self::Bits {
+        both!(h => _mm256_and_si256(v[h], _mm256_set1_epi32(mask.cast_signed())))
+    }
+    #[inline(always)]
+    fn or(self, a: Self::Bits, b: Self::Bits) -> Self::Bits {
+        both!(h => _mm256_or_si256(a[h], b[h]))
+    }
+    #[inline(always)]
+    fn lookup(self, table: &[u8; 16], v: Self::Bits) -> Self::Bits {
+        both!(h => {
+            let table = _mm_loadu_si128(table.as_ptr().cast());
+            _mm256_shuffle_epi8(_mm256_broadcastsi128_si256(table), v[h])
+        })
+    }
+    #[inline(always)]
+    fn dot(self, acc: Self::Bits, w: Self::Bits, x: Self::Bits) -> Self::Bits {
+        both!(h => if VNNI {
+            _mm256_dpbusd_avx_epi32(acc[h], w[h], x[h])
+        } else {
+            // Pairs fit 16 bits: 2·127·127.
+            let pairs = _mm256_maddubs_epi16(w[h], x[h]);
+            _mm256_add_epi32(acc[h], _mm256_madd_epi16(pairs, _mm256_set1_epi16(1)))
+        })
+    }
+    #[inline(always)]
+    fn start_biased(self, start: i32) -> Self::Bits {
+        if VNNI {
+            self.splat_word(start)
+        } else {
+            self.zero_bits()
+        }
+    }
+    #[inline(always)]
+    fn dot_biased(self, acc: Self::Bits, w: Self::Bits, x: Self::Bits) -> Self::Bits {
+        if VNNI {
+            return self.dot(acc, w, x);
+        }
+        // Pairs of 255·127 do not fit 16 bits: the sign of each weight goes to its factor, and
+        // pairs are at most 2·128·127.
+        both!(h => {
+            let w = _mm256_xor_si256(w[h], _mm256_set1_epi8(-128));
+            let pairs = _mm256_maddubs_epi16(_mm256_abs_epi8(w), _mm256_sign_epi8(x[h], w));
+            _mm256_add_epi32(acc[h], _mm256_madd_epi16(pairs, _mm256_set1_epi16(1)))
+        })
+    }
+    #[inline(always)]
+    fn max_words(self, a: Self::Bits, b: Self::Bits) -> Self::Bits {
+        both!(h => _mm256_max_epi32(a[h], b[h]))
+    }
+    #[inline(always)]
+    fn sum_words(self, v: Self::Bits) -> i32 {
+        // SAFETY: the witness shows that the instructions exist.
+        unsafe {
+            let v = _mm256_add_epi32(v[0], v[1]);
+            let v = _mm_add_epi32(_mm256_castsi256_si128(v), _mm256_extracti128_si256::<1>(v));
+            let v = _mm_add_epi32(v, _mm_shuffle_epi32::<0b01_00_11_10>(v));
+            _mm_cvtsi128_si32(_mm_add_epi32(v, _mm_shuffle_epi32::<0b10_11_00_01>(v)))
+        }
+    }
+    #[inline(always)]
+    fn largest(self, v: Self::F) -> f32 {
+        // SAFETY: the witness shows that the instructions exist.
+        unsafe {
+            let v = _mm256_max_ps(v[0], v[1]);
+            let v = _mm_max_ps(_mm256_castps256_ps128(v), _mm256_extractf128_ps::<1>(v));
+            let v = _mm_max_ps(v, _mm_movehl_ps(v, v));
+            _mm_cvtss_f32(_mm_max_ss(v, _mm_movehdup_ps(v)))
+        }
+    }
+    #[inline(always)]
+    fn smallest(self, v: Self::F) -> f32 {
+        // SAFETY: the witness shows that the instructions exist.
+        unsafe {
+            let v = _mm256_min_ps(v[0], v[1]);
+            let v = _mm_min_ps(_mm256_castps256_ps128(v), _mm256_extractf128_ps::<1>(v));
+            let v = _mm_min_ps(v, _mm_movehl_ps(v, v));
+            _mm_cvtss_f32(_mm_min_ss(v, _mm_movehdup_ps(v)))
+        }
+    }
+    #[inline(always)]
+    fn largest_word(self, v: Self::Bits) -> i32 {
+        // SAFETY: the witness shows that the instructions exist.
+        unsafe {
+            let v = _mm256_max_epi32(v[0], v[1]);
+            let v = _mm_max_epi32(_mm256_castsi256_si128(v), _mm256_extracti128_si256::<1>(v));
+            let v = _mm_max_epi32(v, _mm_shuffle_epi32::<0b01_00_11_10>(v));
+            _mm_cvtsi128_si32(_mm_max_epi32(v, _mm_shuffle_epi32::<0b10_11_00_01>(v)))
+        }
+    }
+    #[inline(always)]
+    fn words_to_f32(self, v: Self::Bits) -> Self::F {
+        both!(h => _mm256_cvtepi32_ps(v[h]))
+    }
+    #[inline(always)]
+    fn bits_of(self, v: Self::F) -> Self::Bits {
+        both!(h => _mm256_castps_si256(v[h]))
+    }
+    #[inline(always)]
+    fn rounded(self, v: Self::F) -> Self::Bits {
+        // Rounds as the control register says: to nearest even, which Rust code may rely on.
+        both!(h => _mm256_cvtps_epi32(v[h]))
+    }
+    #[inline(always)]
+    unsafe fn store_bits(self, p: *mut u32, v: Self::Bits) {
+        // SAFETY: witness; writable for 64 bytes by this function's contract.
+        unsafe {
+            _mm256_storeu_si256(p.cast(), v[0]);
+            _mm256_storeu_si256(p.add(8).cast(), v[1]);
+        }
+    }
+    #[inline(always)]
+    unsafe fn store_low_bytes(self, p: *mut u8, v: Self::Bits) {
+        // SAFETY: witness; writable for 16 bytes by this function's contract.
+        unsafe {
+            let low = _mm256_set1_epi32(255);
+            // Words of both halves as 16 bits: 0–3, 8–11 in the low, 4–7, 12–15 in the high lane.
+            let words =
+                _mm256_packus_epi32(_mm256_and_si256(v[0], low), _mm256_and_si256(v[1], low));
+            let words = _mm256_permute4x64_epi64::<0b11_01_10_00>(words);
+            let bytes = _mm_packus_epi16(
+                _mm256_castsi256_si128(words),
+                _mm256_extracti128_si256::<1>(words),
+            );
+            _mm_storeu_si128(p.cast(), bytes);
+        }
+    }
+    #[inline(always)]
     fn masked_to_f32(self, v: Self::Bits, mask: u32) -> Self::F {
         both!(h => {
             _mm256_cvtepi32_ps(_mm256_and_si256(v[h], _mm256_set1_epi32(mask.cast_signed())))
@@ -156,6 +294,14 @@ impl Simd for Avx2 {
         both!(h => {
             let words = _mm256_cvtepu16_epi32(_mm_loadu_si128(p.add(8 * h).cast()));
             _mm256_castsi256_ps(_mm256_slli_epi32::<16>(words))
+        })
+    }
+    #[inline(always)]
+    unsafe fn load_u8(self, p: *const u8) -> Self::F {
+        // SAFETY: witness; readable for 16 u8 by this function's contract.
+        both!(h => {
+            let bytes = _mm_loadl_epi64(p.add(8 * h).cast());
+            _mm256_cvtepi32_ps(_mm256_cvtepu8_epi32(bytes))
         })
     }
     #[inline(always)]

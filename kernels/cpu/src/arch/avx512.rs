@@ -2,13 +2,13 @@ use std::arch::x86_64::*;
 
 use crate::simd::Simd;
 
-/// Witness of AVX-512 F, BW, VL and DQ.
+/// Witness of AVX-512 F, BW, VL, DQ and VNNI.
 #[derive(Clone, Copy)]
 pub(crate) struct Avx512(());
 
 impl Avx512 {
     /// # Safety
-    /// The processor must have AVX-512 F, BW, VL and DQ, and what `Avx2` asks for.
+    /// The processor must have AVX-512 F, BW, VL, DQ and VNNI, and what `Avx2` asks for.
     #[inline(always)]
     pub(crate) unsafe fn new_unchecked() -> Self {
         Self(())
@@ -29,6 +29,7 @@ impl Simd for Avx512 {
     const TILE_PANELS: usize = 2;
     const TILE_COLUMNS: usize = 12;
     const WIDE: bool = true;
+    const DOT_COLUMNS: usize = 8;
 
     #[inline(always)]
     fn splat(self, value: f32) -> Self::F {
@@ -108,6 +109,86 @@ impl Simd for Avx512 {
         op!(_mm512_srl_epi32(v, _mm_cvtsi32_si128(N)))
     }
     #[inline(always)]
+    fn shift_left<const N: i32>(self, v: Self::Bits) -> Self::Bits {
+        op!(_mm512_sll_epi32(v, _mm_cvtsi32_si128(N)))
+    }
+    #[inline(always)]
+    fn splat_word(self, word: i32) -> Self::Bits {
+        op!(_mm512_set1_epi32(word))
+    }
+    #[inline(always)]
+    fn and_mask(self, v: Self::Bits, mask: u32) -> Self::Bits {
+        op!(_mm512_and_si512(v, _mm512_set1_epi32(mask.cast_signed())))
+    }
+    #[inline(always)]
+    fn or(self, a: Self::Bits, b: Self::Bits) -> Self::Bits {
+        op!(_mm512_or_si512(a, b))
+    }
+    #[inline(always)]
+    fn lookup(self, table: &[u8; 16], v: Self::Bits) -> Self::Bits {
+        // SAFETY: witness; `table` is 16 bytes.
+        unsafe {
+            let table = _mm512_broadcast_i32x4(_mm_loadu_si128(table.as_ptr().cast()));
+            _mm512_shuffle_epi8(table, v)
+        }
+    }
+    #[inline(always)]
+    fn dot(self, acc: Self::Bits, w: Self::Bits, x: Self::Bits) -> Self::Bits {
+        op!(_mm512_dpbusd_epi32(acc, w, x))
+    }
+    #[inline(always)]
+    fn start_biased(self, start: i32) -> Self::Bits {
+        self.splat_word(start)
+    }
+    #[inline(always)]
+    fn dot_biased(self, acc: Self::Bits, w: Self::Bits, x: Self::Bits) -> Self::Bits {
+        self.dot(acc, w, x)
+    }
+    #[inline(always)]
+    fn max_words(self, a: Self::Bits, b: Self::Bits) -> Self::Bits {
+        op!(_mm512_max_epi32(a, b))
+    }
+    #[inline(always)]
+    fn sum_words(self, v: Self::Bits) -> i32 {
+        op!(_mm512_reduce_add_epi32(v))
+    }
+    #[inline(always)]
+    fn largest(self, v: Self::F) -> f32 {
+        op!(_mm512_reduce_max_ps(v))
+    }
+    #[inline(always)]
+    fn smallest(self, v: Self::F) -> f32 {
+        op!(_mm512_reduce_min_ps(v))
+    }
+    #[inline(always)]
+    fn largest_word(self, v: Self::Bits) -> i32 {
+        op!(_mm512_reduce_max_epi32(v))
+    }
+    #[inline(always)]
+    fn words_to_f32(self, v: Self::Bits) -> Self::F {
+        op!(_mm512_cvtepi32_ps(v))
+    }
+    #[inline(always)]
+    fn bits_of(self, v: Self::F) -> Self::Bits {
+        op!(_mm512_castps_si512(v))
+    }
+    #[inline(always)]
+    fn rounded(self, v: Self::F) -> Self::Bits {
+        op!(_mm512_cvt_roundps_epi32::<
+            { _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC },
+        >(v))
+    }
+    #[inline(always)]
+    unsafe fn store_bits(self, p: *mut u32, v: Self::Bits) {
+        // SAFETY: witness; writable for 64 bytes by this function's contract.
+        unsafe { _mm512_storeu_si512(p.cast(), v) }
+    }
+    #[inline(always)]
+    unsafe fn store_low_bytes(self, p: *mut u8, v: Self::Bits) {
+        // SAFETY: witness; writable for 16 bytes by this function's contract.
+        unsafe { _mm_storeu_si128(p.cast(), _mm512_cvtepi32_epi8(v)) }
+    }
+    #[inline(always)]
     fn masked_to_f32(self, v: Self::Bits, mask: u32) -> Self::F {
         op!(_mm512_cvtepi32_ps(_mm512_and_si512(
             v,
@@ -126,6 +207,11 @@ impl Simd for Avx512 {
             let words = _mm512_cvtepu16_epi32(_mm256_loadu_si256(p.cast()));
             _mm512_castsi512_ps(_mm512_slli_epi32::<16>(words))
         }
+    }
+    #[inline(always)]
+    unsafe fn load_u8(self, p: *const u8) -> Self::F {
+        // SAFETY: witness; readable for 16 u8 by this function's contract.
+        unsafe { _mm512_cvtepi32_ps(_mm512_cvtepu8_epi32(_mm_loadu_si128(p.cast()))) }
     }
     #[inline(always)]
     unsafe fn load_i8(self, p: *const i8) -> Self::F {

@@ -16,6 +16,16 @@ macro_rules! lanes {
     }};
 }
 
+macro_rules! words {
+    ($i:ident => $value:expr) => {{
+        let mut out = [0u32; 16];
+        for $i in 0..16 {
+            out[$i] = $value;
+        }
+        out
+    }};
+}
+
 impl Simd for Scalar {
     type F = [f32; 16];
     type Bits = [u32; 16];
@@ -23,6 +33,7 @@ impl Simd for Scalar {
     const TILE_PANELS: usize = 1;
     const TILE_COLUMNS: usize = 3;
     const WIDE: bool = false;
+    const DOT_COLUMNS: usize = 2;
 
     #[inline(always)]
     fn splat(self, value: f32) -> Self::F {
@@ -96,6 +107,99 @@ impl Simd for Scalar {
         out
     }
     #[inline(always)]
+    fn shift_left<const N: i32>(self, v: Self::Bits) -> Self::Bits {
+        v.map(|word| word << N)
+    }
+    #[inline(always)]
+    fn splat_word(self, word: i32) -> Self::Bits {
+        [word.cast_unsigned(); 16]
+    }
+    #[inline(always)]
+    fn and_mask(self, v: Self::Bits, mask: u32) -> Self::Bits {
+        v.map(|word| word & mask)
+    }
+    #[inline(always)]
+    fn or(self, a: Self::Bits, b: Self::Bits) -> Self::Bits {
+        words!(i => a[i] | b[i])
+    }
+    #[inline(always)]
+    fn lookup(self, table: &[u8; 16], v: Self::Bits) -> Self::Bits {
+        v.map(|word| {
+            u32::from_le_bytes(
+                word.to_le_bytes()
+                    .map(|entry| table[usize::from(entry & 15)]),
+            )
+        })
+    }
+    #[inline(always)]
+    fn dot(self, acc: Self::Bits, w: Self::Bits, x: Self::Bits) -> Self::Bits {
+        let products = |w: u32, x: u32| {
+            let pairs = w.to_le_bytes().into_iter().zip(x.to_le_bytes());
+            let products = pairs.map(|(w, x)| i32::from(w) * i32::from(x.cast_signed()));
+            products.sum::<i32>().cast_unsigned()
+        };
+        words!(i => acc[i].wrapping_add(products(w[i], x[i])))
+    }
+    #[inline(always)]
+    fn start_biased(self, start: i32) -> Self::Bits {
+        self.splat_word(start)
+    }
+    #[inline(always)]
+    fn dot_biased(self, acc: Self::Bits, w: Self::Bits, x: Self::Bits) -> Self::Bits {
+        self.dot(acc, w, x)
+    }
+    #[inline(always)]
+    fn max_words(self, a: Self::Bits, b: Self::Bits) -> Self::Bits {
+        words!(i => a[i].cast_signed().max(b[i].cast_signed()).cast_unsigned())
+    }
+    #[inline(always)]
+    fn sum_words(self, v: Self::Bits) -> i32 {
+        v.iter()
+            .fold(0u32, |sum, &word| sum.wrapping_add(word))
+            .cast_signed()
+    }
+    #[inline(always)]
+    fn largest(self, v: Self::F) -> f32 {
+        v.iter().fold(f32::MIN, |largest, &lane| largest.max(lane))
+    }
+    #[inline(always)]
+    fn smallest(self, v: Self::F) -> f32 {
+        v.iter()
+            .fold(f32::MAX, |smallest, &lane| smallest.min(lane))
+    }
+    #[inline(always)]
+    fn largest_word(self, v: Self::Bits) -> i32 {
+        v.iter()
+            .fold(i32::MIN, |largest, &word| largest.max(word.cast_signed()))
+    }
+    #[inline(always)]
+    fn words_to_f32(self, v: Self::Bits) -> Self::F {
+        lanes!(i => v[i].cast_signed() as f32)
+    }
+    #[inline(always)]
+    fn bits_of(self, v: Self::F) -> Self::Bits {
+        v.map(f32::to_bits)
+    }
+    #[inline(always)]
+    fn rounded(self, v: Self::F) -> Self::Bits {
+        // From 2^23 on a f32 has no fraction: the addition rounds, and the low bits are the integer.
+        const MAGIC: f32 = (3u32 << 22) as f32;
+        words!(i => (v[i] + MAGIC).to_bits().wrapping_sub(MAGIC.to_bits()))
+    }
+    #[inline(always)]
+    unsafe fn store_bits(self, p: *mut u32, v: Self::Bits) {
+        // SAFETY: writable for 16 words by this function's contract.
+        unsafe { p.cast::<[u32; 16]>().write_unaligned(v) }
+    }
+    #[inline(always)]
+    unsafe fn store_low_bytes(self, p: *mut u8, v: Self::Bits) {
+        // SAFETY: writable for 16 bytes by this function's contract.
+        unsafe {
+            p.cast::<[u8; 16]>()
+                .write_unaligned(v.map(|word| word as u8))
+        }
+    }
+    #[inline(always)]
     fn masked_to_f32(self, v: Self::Bits, mask: u32) -> Self::F {
         lanes!(i => (v[i] & mask) as i32 as f32)
     }
@@ -110,6 +214,12 @@ impl Simd for Scalar {
         // SAFETY: readable for 16 u16 by this function's contract.
         let halves = unsafe { p.cast::<[u16; 16]>().read_unaligned() };
         lanes!(i => bf16_to_f32(halves[i]))
+    }
+    #[inline(always)]
+    unsafe fn load_u8(self, p: *const u8) -> Self::F {
+        // SAFETY: readable for 16 u8 by this function's contract.
+        let bytes = unsafe { p.cast::<[u8; 16]>().read_unaligned() };
+        lanes!(i => f32::from(bytes[i]))
     }
     #[inline(always)]
     unsafe fn load_i8(self, p: *const i8) -> Self::F {

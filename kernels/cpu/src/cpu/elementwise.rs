@@ -273,7 +273,12 @@ impl Cpu {
     }
 
     /// Calls `run(first row, rows)` on runs of whole rows of `out`, in parallel if worth it.
-    fn for_rows(&self, out: &mut [f32], row: usize, run: impl Fn(usize, &mut [f32]) + Sync) {
+    pub(super) fn for_rows(
+        &self,
+        out: &mut [f32],
+        row: usize,
+        run: impl Fn(usize, &mut [f32]) + Sync,
+    ) {
         let len = out.len();
         if len < 2 * ITEM_LEN || self.threads() == 1 {
             run(0, out);

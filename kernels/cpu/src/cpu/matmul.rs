@@ -1,14 +1,18 @@
 use super::{Cpu, Shared};
 use crate::generic::matmul::{DIRECT_TOKENS, OutView, PackedTokens, PanelView, pack_tile};
+use crate::generic::tokens::QuantTokens;
 use crate::panel::PanelMatrix;
-use crate::table::{Direct, Packed};
+use crate::table::{Direct, Dot, Packed};
 
 /// Weight bytes of an item with few tokens: long enough that a claim costs little beside the time
 /// to stream them (≈ 2 µs), short enough that two threads end together.
 const DIRECT_ITEM_BYTES: usize = 40 << 10;
 
-/// Elements of x below which the caller packs it alone.
-const PACK_ALONE_LEN: usize = 32 << 10;
+/// Weight bytes that stay in L2 beside the tiles of quantised tokens running over them.
+const DOT_ITEM_BYTES: usize = 128 << 10;
+
+/// Elements of x below which the caller prepares it alone.
+const PREPARE_ALONE_LEN: usize = 8 << 10;
 
 /// One product of a [`Cpu::matmul_each`]: `out[t] = w·x[t]` for n tokens.
 ///
@@ -22,6 +26,36 @@ pub struct ExpertProduct<'a> {
     pub out: &'a mut [f32],
 }
 
+/// How the kernels want a product's tokens.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum TokenForm {
+    /// Few, for plain weights: row-major as they are.
+    Rows,
+    /// Many, for plain weights: in tiles.
+    Packed,
+    /// As bytes with scales.
+    Quantised,
+}
+
+/// A product's tokens, ready for the kernels.
+#[derive(Clone, Copy)]
+enum Tokens {
+    Rows,
+    Packed(PackedTokens),
+    Quantised(QuantTokens),
+}
+
+impl Tokens {
+    /// Tiles of them; one span where they are few.
+    fn tiles(&self) -> usize {
+        match self {
+            Tokens::Rows => 1,
+            Tokens::Packed(tokens) => tokens.n.div_ceil(tokens.width),
+            Tokens::Quantised(tokens) => tokens.tiles(),
+        }
+    }
+}
+
 /// One product with what an item needs to know of it.
 struct Product {
     w: PanelView,
@@ -29,19 +63,17 @@ struct Product {
     n: usize,
     out: Shared<f32>,
     panels: usize,
-    panel_bytes: usize,
-    /// The tokens as the kernel for many of them wants them; `None`: few, row-major as they are.
-    packed: Option<PackedTokens>,
+    tokens: Tokens,
     /// Panels of an item.
     step: usize,
-    /// Tiles of an item, and how many such spans there are; of few tokens all are one span.
+    /// Tiles of an item, and how many such spans there are.
     span: usize,
     spans: usize,
     /// Items before this product's.
     first_item: usize,
 }
 
-// SAFETY: the views point into borrowed matrices and tokens, which are Sync, packed tokens that are
+// SAFETY: the views point into borrowed matrices and tokens, which are Sync, prepared tokens that are
 // only read by then, and outputs whose parts are written by one item each.
 unsafe impl Sync for Product {}
 
@@ -55,8 +87,7 @@ impl Product {
             n,
             out: Shared(out.as_mut_ptr()),
             panels: w.panels(),
-            panel_bytes: w.panel_bytes(),
-            packed: None,
+            tokens: Tokens::Rows,
             step: 1,
             span: 1,
             spans: 1,
@@ -64,8 +95,12 @@ impl Product {
         }
     }
 
-    fn is_direct(&self) -> bool {
-        self.n <= DIRECT_TOKENS
+    fn token_form(&self) -> TokenForm {
+        match self.w.format.is_quantised() {
+            true => TokenForm::Quantised,
+            false if self.n <= DIRECT_TOKENS => TokenForm::Rows,
+            false => TokenForm::Packed,
+        }
     }
 }
 
@@ -75,7 +110,8 @@ impl Cpu {
     /// Shapes:   w (rows, cols); x (n, cols); out (n, rows)
     /// Cost:     w.bytes() + x + out moved; 2·n·rows·cols flops; no allocation once warm but of the
     ///           list of products
-    /// Numerics: per element one chain over ascending columns (crate docs)
+    /// Numerics: plain weights: per element one chain over ascending columns; quantised ones: tokens
+    ///           rounded to bytes, exact sums over 32 columns, one chain over these (crate docs)
     pub fn matmul(&self, w: &PanelMatrix, x: &[f32], n: usize, out: &mut [f32]) {
         self.run_products(vec![Product::new(w, x, n, out)]);
     }
@@ -101,144 +137,247 @@ impl Cpu {
         self.run_products(products.iter_mut().map(product).collect());
     }
 
+    /// Rows of a matrix as f32: the embeddings of tokens.
+    ///
+    /// Shapes:   w (vocab, cols); rows (n) below vocab; out (n, cols)
+    /// Numerics: the values of `vitriol_kernels_core::dequantise_row`
+    ///
+    /// # Panics
+    /// If a row is not one of the matrix.
+    pub fn embed(&self, w: &PanelMatrix, rows: &[u32], out: &mut [f32]) {
+        let cols = w.cols();
+        assert_eq!(out.len(), rows.len() * cols, "out is (n, cols {cols})");
+        for &row in rows {
+            assert!((row as usize) < w.rows(), "row {row} of {}", w.rows());
+        }
+        self.for_rows(out, cols, |first, out| {
+            for (out, &row) in out.chunks_exact_mut(cols).zip(&rows[first..]) {
+                // SAFETY: the table was chosen for this processor; row and length were checked.
+                unsafe { (self.table.decode_row)(w.view(), row as usize, out) };
+            }
+        });
+    }
+
     fn run_products(&self, mut products: Vec<Product>) {
         products.retain(|product| product.n > 0);
         let mut workspace = self.workspace();
-        let packed_len = products
-            .iter()
-            .map(|p| p.n * p.w.cols.next_multiple_of(16))
-            .sum();
-        let has_many = products.iter().any(|product| !product.is_direct());
-        let base = match has_many {
-            true => workspace.packed_tokens.at_least(packed_len),
-            false => std::ptr::null_mut(),
-        };
-        self.pack_tokens(&mut products, base);
+        self.prepare_tokens(&mut products, &mut workspace.tokens);
         let items = self.plan(&mut products);
         self.pool.for_each(items, |item| {
             let after = products.partition_point(|product| product.first_item <= item);
             let product = &products[after - 1];
-            let index = item - product.first_item;
-            let first = index / product.spans * product.step;
-            let count = product.step.min(product.panels - first);
-            let out = OutView {
-                base: product.out.get(),
-                rows: product.w.rows,
-            };
-            if let Some(x) = product.packed {
-                let tile = index % product.spans * product.span;
-                let tiles = (tile, (tile + product.span).min(x.n.div_ceil(x.width)));
-                let arguments = Packed {
-                    w: product.w,
+            self.run_item(product, item - product.first_item);
+        });
+    }
+
+    fn run_item(&self, product: &Product, index: usize) {
+        let first = index / product.spans * product.step;
+        let count = product.step.min(product.panels - first);
+        let tile = index % product.spans * product.span;
+        let tiles = (tile, (tile + product.span).min(product.tokens.tiles()));
+        let (w, n) = (product.w, product.n);
+        let out = OutView {
+            base: product.out.get(),
+            rows: w.rows,
+        };
+        // SAFETY: the table was chosen for this processor; lengths were checked and tokens prepared;
+        // these panels' rows of these tokens are this item's.
+        unsafe {
+            match product.tokens {
+                Tokens::Rows => (self.table.direct)(&Direct {
+                    w,
+                    first,
+                    count,
+                    x: product.x,
+                    n,
+                    out,
+                }),
+                Tokens::Packed(x) => (self.table.packed)(&Packed {
+                    w,
                     first,
                     count,
                     x,
                     tiles,
                     out,
-                };
-                // SAFETY: the table was chosen for this processor; lengths were checked; these
-                // panels' rows of these tokens are this item's.
-                unsafe { (self.table.packed)(&arguments) };
-            } else {
-                let arguments = Direct {
-                    w: product.w,
-                    first,
-                    count,
-                    x: product.x,
-                    n: product.n,
+                }),
+                Tokens::Quantised(x) => (self.table.dot)(&Dot {
+                    w,
+                    panels: (first, count),
+                    x,
+                    tiles,
                     out,
-                };
-                // SAFETY: as above.
-                unsafe { (self.table.direct)(&arguments) };
+                }),
             }
-        });
+        }
     }
 
-    /// Packs the tokens of products that have many, once where several follow with the same.
-    fn pack_tokens(&self, products: &mut [Product], base: *mut f32) {
-        let width = self.table.tile_columns;
-        let mut packs: Vec<Pack> = Vec::new();
-        let (mut used, mut tiles) = (0, 0);
-        for product in products.iter_mut().filter(|product| !product.is_direct()) {
-            let same = packs.last().filter(|pack| {
-                (pack.x, pack.cols, pack.tokens.n) == (product.x, product.w.cols, product.n)
-            });
-            if let Some(pack) = same {
-                product.packed = Some(pack.tokens);
+    /// Packs or quantises the tokens of the products that want it, once where several follow with the
+    /// same.
+    fn prepare_tokens(&self, products: &mut [Product], memory: &mut super::Lines) {
+        let mut preparations: Vec<Preparation> = Vec::new();
+        let (mut len, mut tiles, mut elements) = (0, 0, 0);
+        for product in products
+            .iter()
+            .filter(|p| p.token_form() != TokenForm::Rows)
+        {
+            if preparations.last().is_some_and(|last| last.is_of(product)) {
                 continue;
             }
-            let cols_padded = product.w.cols.next_multiple_of(16);
-            let tokens = PackedTokens {
-                base: base.wrapping_add(used).cast_const(),
-                n: product.n,
-                width,
-                cols_padded,
-            };
-            packs.push(Pack {
+            let preparation = Preparation {
                 x: product.x,
                 cols: product.w.cols,
-                tokens,
+                n: product.n,
+                form: product.token_form(),
+                at: len,
                 first_tile: tiles,
-            });
-            used += product.n * cols_padded;
-            tiles += product.n.div_ceil(width);
-            product.packed = Some(tokens);
+            };
+            len += self.prepared_len(&preparation).next_multiple_of(16);
+            tiles += preparation.n.div_ceil(self.tile_width(preparation.form));
+            elements += preparation.n * preparation.cols;
+            preparations.push(preparation);
         }
-        let packs = &packs;
-        let pack_one = |tile: usize| {
-            let after = packs.partition_point(|pack| pack.first_tile <= tile);
-            let pack = &packs[after - 1];
-            // SAFETY: the workspace holds all packed tokens and is ours; each item writes its own
+        if preparations.is_empty() {
+            return;
+        }
+        let base = Shared(memory.at_least(len));
+        let tokens_of = |preparation: &Preparation| self.prepared(preparation, base.get());
+        let mut preparation = preparations.iter().peekable();
+        for product in products
+            .iter_mut()
+            .filter(|p| p.token_form() != TokenForm::Rows)
+        {
+            while let Some(next) = preparation.peek()
+                && !next.is_of(product)
+            {
+                preparation.next();
+            }
+            if let Some(of_product) = preparation.peek() {
+                product.tokens = tokens_of(of_product);
+            }
+        }
+        let prepare_one = |tile: usize| {
+            let after = preparations.partition_point(|p| p.first_tile <= tile);
+            let preparation = &preparations[after - 1];
+            let tile = tile - preparation.first_tile;
+            // SAFETY: the workspace holds all prepared tokens and is ours; each item writes its own
             // tile; x was checked to be (n, cols).
-            unsafe { pack_tile(pack.x, pack.cols, pack.tokens, tile - pack.first_tile) };
+            unsafe {
+                match tokens_of(preparation) {
+                    Tokens::Rows => {}
+                    Tokens::Packed(tokens) => {
+                        pack_tile(preparation.x, preparation.cols, tokens, tile);
+                    }
+                    Tokens::Quantised(tokens) => {
+                        (self.table.quantise)(preparation.x, tokens, tile);
+                    }
+                }
+            }
         };
-        if used < PACK_ALONE_LEN {
-            (0..tiles).for_each(pack_one);
+        if elements < PREPARE_ALONE_LEN {
+            (0..tiles).for_each(prepare_one);
         } else {
-            self.pool.for_each(tiles, pack_one);
+            self.pool.for_each(tiles, prepare_one);
+        }
+    }
+
+    /// Tokens of a tile.
+    fn tile_width(&self, form: TokenForm) -> usize {
+        match form {
+            TokenForm::Quantised => self.table.dot_columns,
+            _ => self.table.tile_columns,
+        }
+    }
+
+    /// f32 of workspace that prepared tokens take.
+    fn prepared_len(&self, preparation: &Preparation) -> usize {
+        let Preparation { cols, n, form, .. } = *preparation;
+        match form {
+            TokenForm::Quantised => {
+                QuantTokens::bytes(n, self.tile_width(form), cols / 32).div_ceil(4)
+            }
+            _ => n * cols.next_multiple_of(16),
+        }
+    }
+
+    /// Prepared tokens, given the workspace they lie in.
+    fn prepared(&self, preparation: &Preparation, workspace: *mut f32) -> Tokens {
+        let &Preparation {
+            cols, n, form, at, ..
+        } = preparation;
+        let (base, width) = (workspace.wrapping_add(at), self.tile_width(form));
+        match form {
+            TokenForm::Quantised => Tokens::Quantised(QuantTokens {
+                base: base.cast(),
+                n,
+                width,
+                blocks: cols / 32,
+            }),
+            _ => Tokens::Packed(PackedTokens {
+                base: base.cast_const(),
+                n,
+                width,
+                cols_padded: cols.next_multiple_of(16),
+            }),
         }
     }
 
     /// Cuts the products into items, laid one after the other, and counts them.
     fn plan(&self, products: &mut [Product]) -> usize {
-        let group = self.table.tile_panels;
+        let threads = self.threads();
+        let mut items = 0;
+        let mut groups = 0;
+        for product in products.iter_mut() {
+            let tiles = product.tokens.tiles();
+            product.step = match product.tokens {
+                // Whole groups of four panels, the width of the single-token kernel.
+                Tokens::Rows => (DIRECT_ITEM_BYTES / product.w.panel_bytes)
+                    .next_multiple_of(4)
+                    .max(4),
+                Tokens::Packed(_) => self.table.tile_panels,
+                Tokens::Quantised(_) if tiles == 1 => {
+                    (DIRECT_ITEM_BYTES / product.w.panel_bytes).max(1)
+                }
+                Tokens::Quantised(_) => (DOT_ITEM_BYTES / product.w.panel_bytes)
+                    .min(product.panels / (8 * threads))
+                    .max(1),
+            };
+            if tiles > 1 {
+                groups += product.panels.div_ceil(product.step);
+            }
+        }
         // Panel groups alone are enough items for few threads; more threads split the tokens too,
         // into spans of at least four tiles so that decoding a chunk stays cheap beside its use.
-        let groups: usize = products
-            .iter()
-            .filter(|product| !product.is_direct())
-            .map(|product| product.panels.div_ceil(group))
-            .sum();
-        let wanted = (4 * self.threads()).div_ceil(groups.max(1));
-        let mut items = 0;
+        let wanted = (4 * threads).div_ceil(groups.max(1));
         for product in products {
+            let tiles = product.tokens.tiles();
+            let spans = wanted.min(tiles.div_ceil(4)).max(1);
             product.first_item = items;
-            if product.is_direct() {
-                // Whole groups of four panels, the width of the single-token kernel.
-                product.step = (DIRECT_ITEM_BYTES / product.panel_bytes)
-                    .next_multiple_of(4)
-                    .max(4);
-            } else {
-                let tiles = product.n.div_ceil(self.table.tile_columns);
-                let spans = wanted.min(tiles.div_ceil(4)).max(1);
-                product.step = group;
-                product.span = tiles.div_ceil(spans);
-                product.spans = tiles.div_ceil(product.span);
-            }
+            product.span = tiles.div_ceil(spans);
+            product.spans = tiles.div_ceil(product.span);
             items += product.panels.div_ceil(product.step) * product.spans;
         }
         items
     }
 }
 
-/// Tokens to pack.
-struct Pack {
+/// Tokens to pack or to quantise.
+struct Preparation {
     x: *const f32,
     cols: usize,
-    tokens: PackedTokens,
-    /// Tiles of the packs before.
+    n: usize,
+    form: TokenForm,
+    /// Where they go, f32 from the workspace's beginning.
+    at: usize,
+    /// Tiles of the preparations before.
     first_tile: usize,
 }
 
-// SAFETY: tokens are borrowed and only read; packed places are written tile by tile, one item each.
-unsafe impl Sync for Pack {}
+impl Preparation {
+    fn is_of(&self, product: &Product) -> bool {
+        (self.x, self.cols, self.n, self.form)
+            == (product.x, product.w.cols, product.n, product.token_form())
+    }
+}
+
+// SAFETY: tokens are borrowed and only read; prepared places are written tile by tile, one item each.
+unsafe impl Sync for Preparation {}

@@ -212,7 +212,7 @@ mod tests {
             use crate::arch::{avx2::Avx2, avx512::Avx512};
             if Isa::Avx2.is_present() {
                 // SAFETY: detected just now.
-                let witness = unsafe { Avx2::new_unchecked() };
+                let witness = unsafe { Avx2::<false>::new_unchecked() };
                 assert!(worst(witness) <= tolerance::EXP_RELATIVE);
             }
             if Isa::Avx512.is_present() {
@@ -254,7 +254,7 @@ mod tests {
             use crate::arch::{avx2::Avx2, avx512::Avx512};
             if Isa::Avx2.is_present() {
                 // SAFETY: detected just now.
-                let witness = unsafe { Avx2::new_unchecked() };
+                let witness = unsafe { Avx2::<false>::new_unchecked() };
                 assert!(worst_tanh(witness) <= tolerance::TANH_RELATIVE);
             }
             if Isa::Avx512.is_present() {

@@ -1,37 +1,19 @@
-//! How 16-row weight panels are laid out, and how each format turns into f32 rows on the fly.
+//! Panels of 16 interleaved rows (or of 16 keys) that are turned into f32 columns on the fly.
 //!
 //! ```text
 //! f32 f16 bf16  [k][16]
 //! q8_0          d[nb][16] f16, then per block of 32: 8 × 64 B; word r of line g holds bytes
 //!               k = 4g..4g+4 of row r, each stored as q + 128
-//! q4_1          per block of 32: 4 × 64 B of nibbles, then d[16], m[16] f16; word r of line j
-//!               holds bytes 4j..4j+4 of row r's GGUF block: low nibbles are k = 4j.., high ones
-//!               k = 16 + 4j..
-//! q4_0          d[nb][16] f16, then per block of 32: 4 × 64 B of nibbles as in q4_1
+//! q4_0          d[nb][16] f16, then per block of 32: 4 × 64 B of nibbles; word r of line j holds bytes
+//!               4j..4j+4 of row r's block: low nibbles are k = 4j.., high ones k = 16 + 4j..
 //! ```
-//! The quantised layouts hold exactly the bytes of the file, transposed in 4-byte words, so that
-//! an int8 dot product can use them as they are.
-
-use vitriol_kernels_core::TensorType;
+//! Weights are read so where they are plain floats, keys whatever their codec.
 
 use crate::simd::Simd;
 
 /// Consumer of weights in ascending k: `w[r]` is column `k` of the 16 rows of panel r.
 pub(crate) trait WeightSink<S: Simd, const R: usize> {
     fn take(&mut self, s: S, k: usize, w: [S::F; R]);
-}
-
-/// Bytes of one panel of 16 rows by `cols`; `None` if the type has no panel layout.
-pub(crate) fn panel_bytes(tensor_type: TensorType, cols: usize) -> Option<usize> {
-    match tensor_type {
-        TensorType::F32
-        | TensorType::F16
-        | TensorType::BF16
-        | TensorType::Q8_0
-        | TensorType::Q4_0
-        | TensorType::Q4_1 => tensor_type.row_bytes(cols)?.checked_mul(16),
-        _ => None,
-    }
 }
 
 /// `R` panels side by side. `ahead` is the distance of the software prefetch in bytes.
@@ -110,36 +92,6 @@ fn scales_in_place<S: Simd>(s: S, d: S::F) -> [S::F; 4] {
     let d1 = s.mul(d, step);
     let d2 = s.mul(d1, step);
     [d, d1, d2, s.mul(d2, step)]
-}
-
-pub(crate) struct Q4_1;
-
-impl PanelFormat for Q4_1 {
-    #[inline(always)]
-    unsafe fn decode<S: Simd, const R: usize>(
-        s: S,
-        panels: Panels<R>,
-        k0: usize,
-        k1: usize,
-        sink: &mut impl WeightSink<S, R>,
-    ) {
-        for block in k0 / 32..k1 / 32 {
-            let at = block * 320;
-            let zero = s.splat(0.0);
-            let mut scales = [[zero; 4]; R];
-            let mut minimum = [zero; R];
-            for r in 0..R {
-                let p = panels.at(r, at + 256);
-                s.prefetch(p.wrapping_add(panels.ahead));
-                // SAFETY: the last 64 bytes of a block inside a readable panel.
-                let (d, m) = unsafe { (s.load_f16(p.cast()), s.load_f16(p.add(32).cast())) };
-                scales[r] = scales_in_place(s, d);
-                minimum[r] = m;
-            }
-            // SAFETY: the nibble lines of a block inside a readable panel.
-            unsafe { nibble_lines(s, panels, at, &scales, minimum, block * 32, sink) };
-        }
-    }
 }
 
 pub(crate) struct Q4_0;

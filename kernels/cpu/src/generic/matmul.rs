@@ -1,4 +1,5 @@
-//! out[t][row] = Σ_k w[row][k]·x[t][k], one FMA chain over ascending k per element.
+//! out[t][row] = Σ_k w[row][k]·x[t][k] for weights that are plain floats, one FMA chain over ascending
+//! k per element.
 //!
 //! Two ways to walk the same chains:
 //! - [`direct`], few tokens: weights are decoded in registers and used at once; several panels run
@@ -8,9 +9,9 @@
 
 use std::mem::MaybeUninit;
 
-use vitriol_kernels_core::TensorType;
-
-use super::formats::{Bf16, F16, F32, PanelFormat, Panels, Q4_0, Q4_1, Q8_0, WeightSink};
+use super::formats::{Bf16, F16, F32, PanelFormat, Panels, WeightSink};
+use super::quants::Panel;
+use crate::panel::format;
 use crate::simd::Simd;
 
 /// Most tokens of [`direct`]: with more, avx2 runs out of registers beside the decoding, and the
@@ -30,7 +31,7 @@ const fn chunk_cols(panels: usize) -> usize {
 /// A weight matrix as the kernels see it.
 #[derive(Clone, Copy)]
 pub(crate) struct PanelView {
-    pub(crate) tensor_type: TensorType,
+    pub(crate) format: format::PanelFormat,
     pub(crate) base: *const u8,
     pub(crate) panel_bytes: usize,
     pub(crate) rows: usize,
@@ -55,9 +56,18 @@ impl PanelView {
         }
     }
 
+    /// Panel `panel` of quantised weights.
+    #[inline(always)]
+    pub(super) fn panel(&self, panel: usize) -> Panel {
+        Panel {
+            base: self.base.wrapping_add(panel * self.panel_bytes),
+            cols: self.cols,
+        }
+    }
+
     /// Rows of panel `panel` that exist (the last may be padded).
     #[inline(always)]
-    fn rows_of(&self, panel: usize) -> usize {
+    pub(super) fn rows_of(&self, panel: usize) -> usize {
         (self.rows - panel * 16).min(16)
     }
 }
@@ -71,7 +81,7 @@ pub(crate) struct OutView {
 
 impl OutView {
     #[inline(always)]
-    fn at(&self, token: usize, row: usize) -> *mut f32 {
+    pub(super) fn at(&self, token: usize, row: usize) -> *mut f32 {
         self.base.wrapping_add(token * self.rows + row)
     }
 }
@@ -161,7 +171,7 @@ unsafe fn direct_tile<S: Simd, P: PanelFormat, const R: usize, const C: usize>(
 /// # Safety
 /// `to` writable for `rows` ≤ 16 f32.
 #[inline(always)]
-unsafe fn store_rows<S: Simd>(s: S, to: *mut f32, v: S::F, rows: usize) {
+pub(super) unsafe fn store_rows<S: Simd>(s: S, to: *mut f32, v: S::F, rows: usize) {
     if rows == 16 {
         // SAFETY: 16 f32 by the caller's promise.
         unsafe { s.store(to, v) };
@@ -205,18 +215,15 @@ pub(crate) unsafe fn direct<S: Simd>(
     n: usize,
     out: OutView,
 ) {
-    macro_rules! by_format {
-        ($($tensor_type:ident => $format:ty),*) => {
-            match w.tensor_type {
-                // SAFETY: the view's format is its tensor type; the rest is the caller's promise.
-                $(TensorType::$tensor_type => unsafe {
-                    direct_format::<S, $format>(s, w, first, count, x, n, out)
-                },)*
-                other => unreachable!("{other} has no panel layout"),
-            }
-        };
+    // SAFETY: the view says its format; the rest is the caller's promise.
+    unsafe {
+        match w.format {
+            format::PanelFormat::F32 => direct_format::<S, F32>(s, w, first, count, x, n, out),
+            format::PanelFormat::F16 => direct_format::<S, F16>(s, w, first, count, x, n, out),
+            format::PanelFormat::Bf16 => direct_format::<S, Bf16>(s, w, first, count, x, n, out),
+            other => unreachable!("{other:?} panels are no floats"),
+        }
     }
-    by_format!(F32 => F32, F16 => F16, BF16 => Bf16, Q8_0 => Q8_0, Q4_0 => Q4_0, Q4_1 => Q4_1);
 }
 
 /// # Safety
@@ -367,14 +374,11 @@ unsafe fn decode_chunk<S: Simd, const R: usize>(
     let panels = w.panels::<R>(first);
     // SAFETY: the view's format is its tensor type; the rest is the caller's promise.
     unsafe {
-        match w.tensor_type {
-            TensorType::F32 => F32::decode::<S, R>(s, panels, k0, k1, &mut sink),
-            TensorType::F16 => F16::decode::<S, R>(s, panels, k0, k1, &mut sink),
-            TensorType::BF16 => Bf16::decode::<S, R>(s, panels, k0, k1, &mut sink),
-            TensorType::Q8_0 => Q8_0::decode::<S, R>(s, panels, k0, k1, &mut sink),
-            TensorType::Q4_0 => Q4_0::decode::<S, R>(s, panels, k0, k1, &mut sink),
-            TensorType::Q4_1 => Q4_1::decode::<S, R>(s, panels, k0, k1, &mut sink),
-            other => unreachable!("{other} has no panel layout"),
+        match w.format {
+            format::PanelFormat::F32 => F32::decode::<S, R>(s, panels, k0, k1, &mut sink),
+            format::PanelFormat::F16 => F16::decode::<S, R>(s, panels, k0, k1, &mut sink),
+            format::PanelFormat::Bf16 => Bf16::decode::<S, R>(s, panels, k0, k1, &mut sink),
+            other => unreachable!("{other:?} panels are no floats"),
         }
     }
 }

@@ -13,9 +13,7 @@ enum Scale {
 
 fn scale_of(tensor_type: TensorType) -> Option<Scale> {
     match tensor_type {
-        TensorType::Q5_0 | TensorType::IQ4_NL | TensorType::Q1_0 | TensorType::Q2_0 => {
-            Some(Scale::Half(0))
-        }
+        TensorType::Q1_0 | TensorType::Q2_0 => Some(Scale::Half(0)),
         TensorType::TQ1_0 => Some(Scale::Half(52)),
         TensorType::TQ2_0 => Some(Scale::Half(64)),
         TensorType::MXFP4 => Some(Scale::Exponent),

@@ -34,27 +34,31 @@ impl Random {
         let blocks = rows * cols / tensor_type.block_len();
         let mut out = Vec::new();
         for _ in 0..blocks {
-            let scale = f32_to_f16(self.unit() / 16.0).to_le_bytes();
             match tensor_type {
                 TensorType::F32 => out.extend(self.unit().to_le_bytes()),
                 TensorType::F16 => out.extend(f32_to_f16(self.unit()).to_le_bytes()),
                 TensorType::BF16 => out.extend(f32_to_bf16(self.unit()).to_le_bytes()),
-                TensorType::Q8_0 => {
-                    out.extend(scale);
-                    out.extend((0..32).map(|_| (self.bits() >> 32) as u8));
+                _ => {
+                    // Any bytes are quants; scales and minima are numbers of this size.
+                    let at = out.len();
+                    out.extend((0..tensor_type.block_bytes()).map(|_| (self.bits() >> 32) as u8));
+                    for &half in halves_of(tensor_type) {
+                        let scale = f32_to_f16(self.unit() / 16.0).to_le_bytes();
+                        out[at + half..][..2].copy_from_slice(&scale);
+                    }
                 }
-                TensorType::Q4_0 => {
-                    out.extend(scale);
-                    out.extend((0..16).map(|_| (self.bits() >> 32) as u8));
-                }
-                TensorType::Q4_1 => {
-                    out.extend(scale);
-                    out.extend(f32_to_f16(self.unit()).to_le_bytes());
-                    out.extend((0..16).map(|_| (self.bits() >> 32) as u8));
-                }
-                other => panic!("no random {other}"),
             }
         }
         out
+    }
+}
+
+/// Where a block has the f16 of its scales and minima.
+fn halves_of(tensor_type: TensorType) -> &'static [usize] {
+    match tensor_type {
+        TensorType::Q4_0 | TensorType::Q5_0 | TensorType::Q8_0 | TensorType::IQ4_NL => &[0],
+        TensorType::Q4_1 | TensorType::Q5_1 | TensorType::Q4_K | TensorType::Q5_K => &[0, 2],
+        TensorType::Q6_K => &[208],
+        other => panic!("no random {other}"),
     }
 }

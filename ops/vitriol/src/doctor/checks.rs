@@ -283,16 +283,18 @@ impl Subject {
 /// The features that the kernels of an instruction set are built with, in the kernel's words.
 fn can_run(cpu: &Cpu, isa: Isa) -> bool {
     const AVX2: &[&str] = &["avx2", "fma", "f16c"];
-    const AVX512: &[&str] = &["avx512f", "avx512bw", "avx512vl", "avx512dq", "fma", "f16c"];
+    const AVX512: &[&str] = &["avx512f", "avx512bw", "avx512vl", "avx512dq", "avx512_vnni"];
+    let has_avx2 = || AVX2.iter().all(|flag| cpu.has(flag));
     match isa {
         Isa::Auto | Isa::Scalar => true,
-        Isa::Avx2 => AVX2.iter().all(|flag| cpu.has(flag)),
-        Isa::Avx512 => AVX512.iter().all(|flag| cpu.has(flag)),
+        Isa::Avx2 => has_avx2(),
+        Isa::AvxVnni => has_avx2() && cpu.has("avx_vnni"),
+        Isa::Avx512 => has_avx2() && AVX512.iter().all(|flag| cpu.has(flag)),
     }
 }
 
 fn best_isa(cpu: &Cpu) -> Isa {
-    [Isa::Avx512, Isa::Avx2]
+    [Isa::Avx512, Isa::AvxVnni, Isa::Avx2]
         .into_iter()
         .find(|isa| can_run(cpu, *isa))
         .unwrap_or(Isa::Scalar)
@@ -390,8 +392,11 @@ mod tests {
         assert_eq!(best_isa(&cpu("sse2 avx")), Isa::Scalar);
         assert_eq!(best_isa(&cpu("avx2 fma f16c")), Isa::Avx2);
         assert_eq!(best_isa(&cpu("avx2 fma f16c avx512f")), Isa::Avx2);
-        let full = "avx2 fma f16c avx512f avx512bw avx512vl avx512dq";
-        assert_eq!(best_isa(&cpu(full)), Isa::Avx512);
+        assert_eq!(best_isa(&cpu("avx2 fma f16c avx_vnni")), Isa::AvxVnni);
+        // Skylake-X: AVX-512 without the int8 dot product.
+        let wide = "avx2 fma f16c avx512f avx512bw avx512vl avx512dq";
+        assert_eq!(best_isa(&cpu(wide)), Isa::Avx2);
+        assert_eq!(best_isa(&cpu(&format!("{wide} avx512_vnni"))), Isa::Avx512);
     }
 
     #[test]

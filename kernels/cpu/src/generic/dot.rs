@@ -1,0 +1,275 @@
+//! out[t][row] = Σ over blocks of 32 columns, ascending, of
+//! `acc = fma(d·dx, Σ byte·byte, acc)`, where the format has minima `acc = fma(m, sx, acc)`, and
+//! `acc = fma(Σ weights, middle, acc)`: weights as stored, tokens as signed bytes with a scale dx, a
+//! scaled sum sx and a middle ([`super::tokens`]).
+//!
+//! The sum over bytes is an exact integer, so the chain of a (token, row) is the same whatever the
+//! tile it is computed in: one token streams the weights, eight reuse each line in registers.
+
+use std::mem::MaybeUninit;
+
+use super::matmul::{OutView, PanelView, store_rows};
+use super::quants::{LineSink, QuantFormat, Scales};
+use super::tokens::{QuantTile, QuantTokens, TileBlock};
+use crate::panel::format::{PanelFormat, by_quant_format};
+use crate::simd::Simd;
+
+/// Most blocks of a panel whose weight sums are kept for all tiles (64 B each); further ones are summed
+/// again for each tile.
+const KEPT_BLOCKS: usize = 512;
+
+/// Sums of the weights of a panel's first blocks, a line of 16 rows each.
+#[repr(C, align(64))]
+struct KeptSums(MaybeUninit<[[f32; 16]; KEPT_BLOCKS]>);
+
+impl KeptSums {
+    fn block(&mut self, block: usize) -> *mut f32 {
+        self.0
+            .as_mut_ptr()
+            .cast::<[f32; 16]>()
+            .wrapping_add(block)
+            .cast()
+    }
+}
+
+/// Integer accumulators of 16 rows, for each part of a block: by `C` tokens, and of the bytes alone.
+struct Sums<S: Simd, const C: usize> {
+    products: [[S::Bits; C]; 2],
+    bytes: [S::Bits; 2],
+    x: TileBlock<C>,
+    parts: usize,
+    biased: bool,
+    /// Whether the bytes alone are wanted.
+    weigh: bool,
+}
+
+impl<S: Simd, const C: usize> Sums<S, C> {
+    #[inline(always)]
+    fn dot(&self, s: S, acc: S::Bits, w: S::Bits, x: S::Bits) -> S::Bits {
+        match self.biased {
+            true => s.dot_biased(acc, w, x),
+            false => s.dot(acc, w, x),
+        }
+    }
+}
+
+impl<S: Simd, const C: usize> LineSink<S> for Sums<S, C> {
+    #[inline(always)]
+    fn line(&mut self, s: S, g: usize, w: S::Bits) {
+        let part = if self.parts == 1 { 0 } else { g / 4 };
+        for column in 0..C {
+            // SAFETY: a block of a quantised tile of C columns, by the promise of `tile`.
+            let x = s.splat_word(unsafe { self.x.word(g, column) });
+            self.products[part][column] = self.dot(s, self.products[part][column], w, x);
+        }
+        if self.weigh {
+            const ONES: i32 = 0x0101_0101;
+            self.bytes[part] = self.dot(s, self.bytes[part], w, s.splat_word(ONES));
+        }
+    }
+}
+
+/// Σ of a block's weights in each of 16 rows, from the sums of their bytes.
+#[inline(always)]
+fn weight_sum<S: Simd, Q: QuantFormat>(s: S, scales: &Scales<S>, bytes: [S::Bits; 2]) -> S::F {
+    let columns = s.splat(32.0 / Q::PARTS as f32);
+    let part = |part: usize| {
+        let sum = s.mul(scales.d[part], s.words_to_f32(bytes[part]));
+        match Q::MINIMUM {
+            true => s.fma(scales.m[part], columns, sum),
+            false => sum,
+        }
+    };
+    match Q::PARTS {
+        1 => part(0),
+        _ => s.add(part(0), part(1)),
+    }
+}
+
+/// One panel over one tile of `C` columns. `kept`: the weight sums of all blocks where `KEPT`.
+///
+/// # Safety
+/// `w` readable, of format `Q`; the tile is quantised and has C columns; nobody else writes these rows
+/// of these tokens.
+#[inline(always)]
+unsafe fn tile<S: Simd, Q: QuantFormat, const C: usize, const KEPT: bool>(
+    s: S,
+    w: PanelView,
+    panel: usize,
+    x: QuantTile,
+    kept: *const f32,
+    out: OutView,
+) {
+    let weights = w.panel(panel);
+    let mut acc = [s.splat(0.0); C];
+    for block in 0..w.cols / 32 {
+        let tokens = TileBlock::<C>::of(x.base, block);
+        let mut sums = Sums {
+            products: [[s.zero_bits(); C]; 2],
+            bytes: [s.zero_bits(); 2],
+            x: tokens,
+            parts: Q::PARTS,
+            biased: Q::BIASED,
+            weigh: !KEPT,
+        };
+        if Q::BIASED {
+            for column in 0..C {
+                // SAFETY: a block of a quantised tile of C columns.
+                let start = unsafe { tokens.start_biased(column) };
+                sums.products[0][column] = s.start_biased(start);
+            }
+            // −128·Σ of the 32 ones.
+            sums.bytes[0] = s.start_biased(-128 * 32);
+        }
+        // SAFETY: the caller's promise.
+        let scales = unsafe {
+            Q::lines(s, weights, block, &mut sums);
+            Q::scales(s, weights, block)
+        };
+        let weight_sum = match KEPT {
+            // SAFETY: all blocks' sums are kept.
+            true => unsafe { s.load(kept.wrapping_add(16 * block)) },
+            false => weight_sum::<S, Q>(s, &scales, sums.bytes),
+        };
+        for column in 0..C {
+            let mut chain = acc[column];
+            // SAFETY: a block of a quantised tile of C columns.
+            let (dx, middle) = unsafe { (tokens.scale(column), tokens.middle(column)) };
+            for part in 0..Q::PARTS {
+                let scale = s.mul(scales.d[part], s.splat(dx));
+                chain = s.fma(scale, s.words_to_f32(sums.products[part][column]), chain);
+                if Q::MINIMUM {
+                    // SAFETY: as above.
+                    let sum = unsafe { tokens.sum(Q::PARTS, part, column) };
+                    chain = s.fma(scales.m[part], s.splat(sum), chain);
+                }
+            }
+            acc[column] = s.fma(weight_sum, s.splat(middle), chain);
+        }
+    }
+    let rows = w.rows_of(panel);
+    for (column, acc) in acc.into_iter().enumerate().take(x.n) {
+        // SAFETY: `rows` rows of the panel and this token exist in `out`.
+        unsafe { store_rows(s, out.at(x.token + column, panel * 16), acc, rows) };
+    }
+}
+
+/// Stores the weight sums of a panel's blocks.
+///
+/// # Safety
+/// `w` readable, of format `Q`, with at most [`KEPT_BLOCKS`] blocks a row.
+#[inline(always)]
+unsafe fn keep_sums<S: Simd, Q: QuantFormat>(
+    s: S,
+    w: PanelView,
+    panel: usize,
+    kept: &mut KeptSums,
+) {
+    let weights = w.panel(panel);
+    for block in 0..w.cols / 32 {
+        let mut sums = Sums::<S, 0> {
+            products: [[]; 2],
+            bytes: [s.zero_bits(); 2],
+            x: TileBlock::of(std::ptr::null(), 0),
+            parts: Q::PARTS,
+            biased: Q::BIASED,
+            weigh: true,
+        };
+        if Q::BIASED {
+            sums.bytes[0] = s.start_biased(-128 * 32);
+        }
+        // SAFETY: the caller's promise.
+        unsafe {
+            Q::lines(s, weights, block, &mut sums);
+            let scales = Q::scales(s, weights, block);
+            s.store(
+                kept.block(block),
+                weight_sum::<S, Q>(s, &scales, sums.bytes),
+            );
+        }
+    }
+}
+
+/// Panels `first..first + count` over tiles `tiles`.
+///
+/// # Safety
+/// As [`tile`].
+#[inline(always)]
+unsafe fn panels<S: Simd, Q: QuantFormat>(
+    s: S,
+    w: PanelView,
+    (first, count): (usize, usize),
+    x: QuantTokens,
+    tiles: (usize, usize),
+    out: OutView,
+) {
+    let mut kept = KeptSums(MaybeUninit::uninit());
+    let keep = tiles.1 - tiles.0 > 1 && w.cols / 32 <= KEPT_BLOCKS;
+    for panel in first..first + count {
+        if keep {
+            // SAFETY: the caller's promise.
+            unsafe { keep_sums::<S, Q>(s, w, panel, &mut kept) };
+        }
+        let sums = kept.block(0).cast_const();
+        for at in tiles.0..tiles.1 {
+            let x = x.tile(at);
+            // SAFETY: the caller's promise; sums were kept where that is said.
+            unsafe {
+                match x.columns {
+                    1 => tile::<S, Q, 1, false>(s, w, panel, x, sums, out),
+                    2 if S::DOT_COLUMNS > 2 => tile::<S, Q, 2, false>(s, w, panel, x, sums, out),
+                    4 if S::DOT_COLUMNS > 4 => tile::<S, Q, 4, false>(s, w, panel, x, sums, out),
+                    _ if keep => full_tile::<S, Q, true>(s, w, panel, x, sums, out),
+                    _ => full_tile::<S, Q, false>(s, w, panel, x, sums, out),
+                }
+            }
+        }
+    }
+}
+
+/// As [`tile`], with as many columns as the instruction set likes.
+///
+/// # Safety
+/// As [`tile`].
+#[inline(always)]
+unsafe fn full_tile<S: Simd, Q: QuantFormat, const KEPT: bool>(
+    s: S,
+    w: PanelView,
+    panel: usize,
+    x: QuantTile,
+    kept: *const f32,
+    out: OutView,
+) {
+    // SAFETY: the caller's promise.
+    unsafe {
+        match S::DOT_COLUMNS {
+            2 => tile::<S, Q, 2, KEPT>(s, w, panel, x, kept, out),
+            4 => tile::<S, Q, 4, KEPT>(s, w, panel, x, kept, out),
+            8 => tile::<S, Q, 8, KEPT>(s, w, panel, x, kept, out),
+            columns => unreachable!("tiles of {columns} columns"),
+        }
+    }
+}
+
+/// Panels `first..first + count` of `w` over tiles `tiles` of quantised tokens.
+///
+/// # Safety
+/// All views readable/writable for what they name, every tile quantised; nobody else writes these
+/// rows of these tokens.
+#[inline(always)]
+pub(crate) unsafe fn dot<S: Simd>(
+    s: S,
+    w: PanelView,
+    range: (usize, usize),
+    x: QuantTokens,
+    tiles: (usize, usize),
+    out: OutView,
+) {
+    // SAFETY: the view says its format; the rest is the caller's promise.
+    by_quant_format!(w.format, Q => unsafe { panels::<S, Q>(s, w, range, x, tiles, out) });
+}
+
+/// Bytes of a panel of `cols` columns; `None` for a format that is not quantised.
+pub(crate) fn quant_panel_bytes(format: PanelFormat, cols: usize) -> Option<usize> {
+    by_quant_format!(format, Q => Q::panel_bytes(cols), else None)
+}

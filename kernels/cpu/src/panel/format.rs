@@ -1,0 +1,76 @@
+use vitriol_kernels_core::TensorType;
+
+/// How the weights of a panel are laid out: `generic::formats` for the plain ones, `generic::quants`
+/// for those that meet tokens as bytes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum PanelFormat {
+    F32,
+    F16,
+    Bf16,
+    Q8_0,
+    Q4_0,
+    Q4_1,
+    Q5_0,
+    Q5_1,
+    Q4K,
+    Q5K,
+    Q6K,
+    Iq4Nl,
+}
+
+/// `$body` with `$format` as the type `$q`, if it is a quantised one.
+macro_rules! by_quant_format {
+    ($format:expr, $q:ident => $body:expr) => {
+        crate::panel::format::by_quant_format!($format, $q => $body,
+            else unreachable!("{:?} panels are not quantised", $format))
+    };
+    ($format:expr, $q:ident => $body:expr, else $other:expr) => {
+        crate::panel::format::by_quant_format!(@ $format, $q, $body, $other,
+            Q8_0 Q4_0 Q4_1 Q5_0 Q5_1 Q4K Q5K Q6K Iq4Nl)
+    };
+    (@ $format:expr, $q:ident, $body:expr, $other:expr, $($name:ident)*) => {
+        match $format {
+            $(crate::panel::format::PanelFormat::$name => {
+                type $q = crate::generic::quants::$name;
+                $body
+            })*
+            _ => $other,
+        }
+    };
+}
+pub(crate) use by_quant_format;
+
+impl PanelFormat {
+    /// The layout that holds the weights of a file as they are, if there is one.
+    pub(crate) fn of(tensor_type: TensorType) -> Option<Self> {
+        Some(match tensor_type {
+            TensorType::F32 => Self::F32,
+            TensorType::F16 => Self::F16,
+            TensorType::BF16 => Self::Bf16,
+            TensorType::Q8_0 => Self::Q8_0,
+            TensorType::Q4_0 => Self::Q4_0,
+            TensorType::Q4_1 => Self::Q4_1,
+            TensorType::Q5_0 => Self::Q5_0,
+            TensorType::Q5_1 => Self::Q5_1,
+            TensorType::Q4_K => Self::Q4K,
+            TensorType::Q5_K => Self::Q5K,
+            TensorType::Q6_K => Self::Q6K,
+            TensorType::IQ4_NL => Self::Iq4Nl,
+            _ => return None,
+        })
+    }
+
+    /// Whether the kernels multiply its weights as integers with quantised tokens.
+    pub(crate) fn is_quantised(self) -> bool {
+        !matches!(self, Self::F32 | Self::F16 | Self::Bf16)
+    }
+
+    /// Bytes of one panel of 16 rows by `cols`; `None` beyond the address space.
+    pub(crate) fn panel_bytes(self, cols: usize) -> Option<usize> {
+        match self {
+            Self::F32 => cols.checked_mul(64),
+            Self::F16 | Self::Bf16 => cols.checked_mul(32),
+            _ => crate::generic::dot::quant_panel_bytes(self, cols),
+        }
+    }
+}
