@@ -4,6 +4,7 @@
 //! tests.
 
 mod cpu;
+mod load;
 mod memory;
 mod port;
 
@@ -13,6 +14,7 @@ use std::{
 };
 
 pub use cpu::{Cpu, usable_cores};
+pub use load::CpuTime;
 pub use memory::{Memory, ThpMode};
 pub use port::PortHolder;
 

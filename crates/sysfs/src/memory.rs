@@ -37,11 +37,20 @@ impl Sysfs {
 
     /// Resident memory of process `pid` in bytes (`VmRSS`).
     pub fn process_resident_bytes(&self, pid: u32) -> Result<u64, SysfsError> {
+        self.process_memory(pid, "VmRSS")
+    }
+
+    /// The most resident memory process `pid` has had so far, in bytes (`VmHWM`).
+    pub fn process_resident_bytes_max(&self, pid: u32) -> Result<u64, SysfsError> {
+        self.process_memory(pid, "VmHWM")
+    }
+
+    fn process_memory(&self, pid: u32, field: &'static str) -> Result<u64, SysfsError> {
         let file = format!("proc/{pid}/status");
         let text = self.read(&file)?;
-        kib_field(&text, "VmRSS").ok_or(SysfsError::Missing {
+        kib_field(&text, field).ok_or(SysfsError::Missing {
             path: self.path(&file),
-            field: "VmRSS",
+            field,
         })
     }
 
@@ -92,8 +101,10 @@ mod tests {
 
     #[test]
     fn resident_memory_of_a_process_and_of_this_one() {
-        let (_dir, sysfs) = root(&[("proc/7/status", "Name:\tx\nVmRSS:\t  2048 kB\n")]);
+        let status = "Name:\tx\nVmHWM:\t  3072 kB\nVmRSS:\t  2048 kB\n";
+        let (_dir, sysfs) = root(&[("proc/7/status", status)]);
         assert_eq!(sysfs.process_resident_bytes(7).unwrap(), 2 << 20);
+        assert_eq!(sysfs.process_resident_bytes_max(7).unwrap(), 3 << 20);
         assert!(sysfs.process_resident_bytes(8).is_err());
         assert!(
             Sysfs::host()

@@ -2,6 +2,7 @@
 
 mod attention;
 mod elementwise;
+mod machine;
 mod matmul;
 
 use std::sync::{Mutex, MutexGuard, PoisonError};
@@ -9,6 +10,7 @@ use std::sync::{Mutex, MutexGuard, PoisonError};
 use thiserror::Error;
 
 pub use attention::AttentionRun;
+pub use machine::ProbeMemory;
 pub use matmul::ExpertProduct;
 
 use crate::isa::{Isa, IsaError};

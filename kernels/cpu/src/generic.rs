@@ -10,6 +10,7 @@ pub(crate) mod dot;
 pub(crate) mod elementwise;
 pub(crate) mod formats;
 pub(crate) mod kv_write;
+pub(crate) mod machine;
 pub(crate) mod matmul;
 pub(crate) mod quants;
 pub(crate) mod rows;

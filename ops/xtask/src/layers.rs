@@ -1,6 +1,6 @@
 //! The layer rules of the house, checked from the dependency graph and the sources.
 //!
-//! L0 units shm kernels-core → L1 sysfs gguf tokens kernels-cpu → L2 proto profile ipc chassis →
+//! L0 units shm kernels-core → L1 sysfs measure gguf tokens kernels-cpu → L2 proto profile ipc chassis →
 //! L3 engine demiurge, the CLI → L4 xtask, tests. A crate uses lower layers, and in its own layer
 //! only crates that stand to its left; in L3 none uses another.
 
@@ -18,6 +18,7 @@ const LAYERS: [&[&str]; 5] = [
     &["vitriol-units", "vitriol-shm", "vitriol-kernels-core"],
     &[
         "vitriol-sysfs",
+        "vitriol-measure",
         "vitriol-gguf",
         "vitriol-tokens",
         "vitriol-kernels-cpu",
