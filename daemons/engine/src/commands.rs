@@ -1,5 +1,6 @@
 //! The command line of `vitriol-engine`.
 
+pub mod bench;
 pub mod check;
 pub mod perplexity;
 pub mod run;
@@ -27,6 +28,11 @@ pub enum Command {
     Check(check::CheckArgs),
     /// Perplexity of a text, by the protocol of llama.cpp's llama-perplexity.
     Perplexity(perplexity::PerplexityArgs),
+    /// Measure prefill, decode, batches, start and memory, each beside what the machine gives.
+    Bench(Box<bench::BenchArgs>),
+    /// The process that computes for `bench`: a task a line in, an answer a line out.
+    #[command(hide = true)]
+    BenchWorker(bench::WorkerArgs),
 }
 
 /// Opens a model for a command that runs without the daemon: its threads, `VITRIOL_ISA`, no progress.

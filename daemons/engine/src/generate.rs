@@ -9,8 +9,11 @@ use crate::{
     },
     step::SubmitError,
 };
-use std::{sync::Arc, time::Instant};
-use tokio::sync::mpsc;
+use std::{
+    sync::Arc,
+    time::{Duration, Instant},
+};
+use tokio::sync::mpsc::{self, error::TryRecvError};
 
 /// A sequence being generated; iterate its events. Dropping it cancels the sequence.
 #[derive(Debug)]
@@ -62,6 +65,28 @@ impl Engine {
 impl Generation {
     pub fn control(&self) -> &SequenceControl {
         &self.control
+    }
+
+    /// Runs to the end: all events, looked for only every `interval`, so that the reader does not wake
+    /// for each of them. Each says itself when it happened.
+    pub fn events_read_every(mut self, interval: Duration) -> Vec<SequenceEvent> {
+        let mut events = Vec::new();
+        while !self.over {
+            std::thread::sleep(interval);
+            loop {
+                match self.events.try_recv() {
+                    Ok(ready) => events.extend(ready),
+                    Err(TryRecvError::Empty) => break,
+                    Err(TryRecvError::Disconnected) => {
+                        self.over = true;
+                        break;
+                    }
+                }
+            }
+            let ended = |event: &SequenceEvent| matches!(event.kind, EventKind::Ended { .. });
+            self.over |= events.last().is_some_and(ended);
+        }
+        events
     }
 
     /// Runs to the end: the tokens, and why it ended (`None`: the step thread stopped).

@@ -5,6 +5,7 @@
 //! a step: plan, batch, forward, sample, emit.
 
 pub mod answer;
+pub mod bench;
 pub mod commands;
 pub mod engine;
 pub mod forward;

@@ -2,7 +2,7 @@
 
 use std::process::ExitCode;
 use vitriol_chassis as chassis;
-use vitriol_engine::commands::{Args, Command, check, perplexity, run, serve};
+use vitriol_engine::commands::{Args, Command, bench, check, perplexity, run, serve};
 
 fn main() -> ExitCode {
     chassis::main("vitriol-engine", |environment| {
@@ -12,6 +12,8 @@ fn main() -> ExitCode {
             Command::Run(args) => run::run(args, &environment),
             Command::Check(args) => check::run(&args, &environment),
             Command::Perplexity(args) => perplexity::run(args, &environment),
+            Command::Bench(args) => bench::run(&args, &environment),
+            Command::BenchWorker(args) => bench::work(&args, &environment),
         }
     })
 }

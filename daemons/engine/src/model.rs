@@ -14,6 +14,7 @@ mod rope;
 mod routing;
 mod tap;
 mod weights;
+mod work;
 
 pub use architecture::Architecture;
 pub use decoder::DecoderLayer;
@@ -24,6 +25,7 @@ pub use layer_inputs::{LayerInputRows, LayerInputs};
 pub use mla::Latent;
 pub use tap::Tap;
 pub use weights::{LoadProgress, Totals};
+pub use work::Work;
 
 use crate::kv::{KvCodecs, PAGE_TOKENS};
 use std::{path::PathBuf, sync::Arc};

@@ -59,6 +59,14 @@ fn measure(args: &PerplexityArgs, environment: &Environment) -> anyhow::Result<(
             args.model.display()
         );
     }
+    let trained = loaded.model.hyper.context_tokens_trained;
+    if context > trained {
+        tracing::warn!(
+            context,
+            trained,
+            "the chunks are longer than the model was trained for; the perplexity tells of that"
+        );
+    }
     let text = std::fs::read(&args.text).with_context(|| args.text.display().to_string())?;
     let chunks = chunks(&loaded, &text, args.context as usize)?;
     let most = if args.chunks == 0 {

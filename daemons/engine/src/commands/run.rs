@@ -31,6 +31,10 @@ pub struct RunArgs {
     temperature: f32,
     #[arg(long, default_value_t = 0)]
     seed: u64,
+    /// Most tokens of prompt and answer together; 0 = what the model was trained for. More than that is
+    /// computed too, with a warning.
+    #[arg(long, value_name = "TOKENS", default_value_t = 0)]
+    context_tokens: u32,
     /// Compute threads; 0 = one for each usable core.
     #[arg(long, default_value_t = 0)]
     threads: u32,
@@ -45,7 +49,8 @@ pub fn run(args: RunArgs, environment: &Environment) -> Result<(), Failure> {
 }
 
 fn complete(args: RunArgs, environment: &Environment) -> anyhow::Result<()> {
-    let loaded = load_model(&args.model, args.threads, 0, environment)?;
+    let asked = args.context_tokens as usize;
+    let loaded = load_model(&args.model, args.threads, asked, environment)?;
     let Some(language) = &loaded.language else {
         bail!(
             "{}: its tokenizer is not supported yet",
@@ -68,10 +73,10 @@ fn complete(args: RunArgs, environment: &Environment) -> anyhow::Result<()> {
     if prompt.is_empty() {
         bail!("the prompt is empty");
     }
-    let context = loaded.model.hyper.context_for(0);
+    let context = loaded.model.hyper.context_for(asked);
     if prompt.len() >= context {
         bail!(
-            "the prompt of {} tokens exceeds the context of {context}",
+            "the prompt of {} tokens exceeds the context of {context}; --context-tokens allows more",
             prompt.len()
         );
     }

@@ -58,6 +58,11 @@ impl DecoderLayer {
         self.ffn.dense_width()
     }
 
+    /// (bytes, weights) of experts that do not compute a given token.
+    pub(super) fn idle_experts(&self) -> (u64, u64) {
+        self.ffn.idle_experts()
+    }
+
     /// `x += attention(norm(x)); x += ffn(norm(x))` for every row of the batch, `x` the residual stream
     /// of `act`; writes the rows' K and V into their place in `kv` first.
     pub fn forward(

@@ -103,6 +103,21 @@ impl Experts {
         self.shared.as_ref().map_or(0, Dense::width)
     }
 
+    /// (bytes, weights) of the matrices of those that do not compute a given token.
+    pub fn idle(&self, shape: &ExpertShape) -> (u64, u64) {
+        let of_all = |of_matrix: fn(&PanelMatrix) -> usize| -> u64 {
+            let matrices = self.experts.iter();
+            let matrices = matrices.flat_map(|one| [&one.gate.w, &one.up.w, &one.down.w]);
+            matrices.map(|matrix| of_matrix(matrix) as u64).sum()
+        };
+        let (count, idle) = (shape.count as u64, (shape.count - shape.used) as u64);
+        let weights = of_all(|matrix| matrix.rows() * matrix.cols());
+        (
+            of_all(PanelMatrix::bytes) / count * idle,
+            weights / count * idle,
+        )
+    }
+
     /// Chooses the experts of the `n` rows of `act.normed`.
     pub fn route(
         &self,

@@ -47,6 +47,15 @@ impl FeedForward {
         }
     }
 
+    /// (bytes, weights) of experts that do not compute a given token.
+    pub fn idle_experts(&self) -> (u64, u64) {
+        match self {
+            Self::Dense(_) => (0, 0),
+            Self::Experts(experts, shape) => experts.idle(shape),
+            Self::Parallel(parallel, shape) => parallel.experts.idle(shape),
+        }
+    }
+
     /// `act.delta = ffn(act.normed)` for `n` rows.
     pub fn forward(
         &self,

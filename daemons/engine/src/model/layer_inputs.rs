@@ -45,6 +45,11 @@ impl LayerInputs {
         })
     }
 
+    /// The embeddings, of which a token reads one row.
+    pub fn table(&self) -> &PanelMatrix {
+        &self.embd
+    }
+
     /// `act.layer_inputs.all = (norm(proj·x / √d_model) + embedding · √width) / √2` for the batch's tokens,
     /// `x` the residual stream that enters the first layer.
     pub fn prepare(&self, model: &Model, tokens: &[u32], act: &mut Activations) {
