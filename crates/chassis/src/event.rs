@@ -36,6 +36,8 @@ kinds! {
     DAEMON_FAILED = "d952969563eb452b84ae3caa3c98f6ad";
     /// The engine has read its weights and computed a first token with them.
     MODEL_LOADED = "b16f2c1d4812464b90a4f43dd7bf40fd";
+    /// The model computed NaNs or infinities; the sequence they were for ends in an error.
+    LOGITS_NOT_FINITE = "4fd069cf4210498a826997acc135b908";
     /// Demiurge has a session with the engine.
     ENGINE_REACHED = "6be1ab59f4914ef6b00d5717c8cc6105";
     /// Demiurge lost its session with the engine, and with it the requests that ran.

@@ -3,6 +3,7 @@
 
 use crate::{
     request::Refusal,
+    sampler::NotFinite,
     sequence::{EndReason, EventKind},
     stop::StopMatcher,
 };
@@ -136,13 +137,9 @@ impl Answer {
             EndReason::Cancelled => FinishReason::Cancelled,
             EndReason::OutOfMemory => {
                 let message = "the machine has no memory left for this answer; lower kv_bytes_max";
-                let refusal = Refusal::new(FailureKind::Internal, message);
-                return Told {
-                    kinds: vec![Kind::Failed(refusal.0)],
-                    over: true,
-                    ..Told::default()
-                };
+                return failed(message);
             }
+            EndReason::NotFinite => return failed(NotFinite.to_string()),
         };
         let mut text = String::new();
         self.utf8.finish(&mut text);
@@ -184,9 +181,36 @@ impl Answer {
     }
 }
 
+fn failed(message: impl Into<String>) -> Told {
+    let refusal = Refusal::new(FailureKind::Internal, message);
+    Told {
+        kinds: vec![Kind::Failed(refusal.0)],
+        over: true,
+        ..Told::default()
+    }
+}
+
 fn delta(text: String, tokens: u32) -> Vec<Kind> {
     match text.is_empty() {
         true => Vec::new(),
         false => vec![Kind::Delta(Delta { text, tokens })],
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_answer_whose_logits_are_not_finite_fails_instead_of_stopping() {
+        let mut answer = Answer::new(Vec::new(), 3, Instant::now());
+        let reason = EndReason::NotFinite;
+        let told = answer.tell(None, EventKind::Ended { reason }, Instant::now());
+        assert!(told.over);
+        let [Kind::Failed(failed)] = &told.kinds[..] else {
+            panic!("{told:?}");
+        };
+        assert_eq!(failed.kind(), FailureKind::Internal);
+        assert!(failed.message.contains("not finite"), "{}", failed.message);
     }
 }

@@ -5,10 +5,14 @@ use crate::{
     generate::GenerationRequest,
     metrics::EngineMetrics,
     model::{Hyperparameters, KvGroup, LoadProgress, Model, ModelError},
-    sampler::Sampling,
+    sampler::{NotFinite, Sampling},
+    sequence::EndReason,
     template::{ChatTemplate, TemplateError},
 };
-use std::{path::Path, sync::Arc};
+use std::{
+    path::{Path, PathBuf},
+    sync::Arc,
+};
 use vitriol_chassis::Heartbeat;
 use vitriol_gguf::{Gguf, GgufError};
 use vitriol_kernels_cpu::{Cpu, CpuError, Isa};
@@ -27,6 +31,8 @@ pub enum LoadError {
     Template { file: String, source: TemplateError },
     #[error(transparent)]
     Engine(#[from] EngineError),
+    #[error("{file}: self test")]
+    Damaged { file: String, source: NotFinite },
     #[error("the model computes no token: its self test ended with {0}")]
     SelfTest(String),
 }
@@ -34,6 +40,7 @@ pub enum LoadError {
 /// A model file opened and read, before anything runs.
 #[derive(Debug)]
 pub struct Loaded {
+    pub file: PathBuf,
     pub model: Arc<Model>,
     pub language: Option<Language>,
     pub file_bytes: u64,
@@ -61,6 +68,7 @@ pub fn load(
         .to_owned();
     let model = Arc::new(Model::load(&gguf, device, context_tokens, progress)?);
     Ok(Loaded {
+        file: file.to_owned(),
         model,
         language,
         file_bytes: gguf.file_bytes(),
@@ -106,6 +114,10 @@ pub fn start(
         .map_err(|e| LoadError::SelfTest(e.to_string()))?;
     match generation.finish() {
         (tokens, Some(_)) if tokens.len() == 1 => Ok(engine),
+        (_, Some(EndReason::NotFinite)) => Err(LoadError::Damaged {
+            file: loaded.file.display().to_string(),
+            source: NotFinite,
+        }),
         (_, reason) => Err(LoadError::SelfTest(format!("{reason:?}"))),
     }
 }

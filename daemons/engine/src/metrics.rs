@@ -16,6 +16,7 @@ pub struct EngineMetrics {
     pub prompt_tokens_cached: Counter,
     pub prefill_seconds: Counter<f64, AtomicU64>,
     pub decode_seconds: Counter<f64, AtomicU64>,
+    pub sequences_not_finite: Counter,
     pub sequences_running: Gauge,
     pub sequences_waiting: Gauge,
     pub pages_held: Gauge,
@@ -38,6 +39,7 @@ impl Default for EngineMetrics {
             prompt_tokens_cached: Counter::default(),
             prefill_seconds: Counter::default(),
             decode_seconds: Counter::default(),
+            sequences_not_finite: Counter::default(),
             sequences_running: Gauge::default(),
             sequences_waiting: Gauge::default(),
             pages_held: Gauge::default(),
@@ -85,6 +87,11 @@ impl EngineMetrics {
             "decode_seconds",
             "Time from first to last token, summed over requests",
             decode,
+        );
+        to.register(
+            "sequences_not_finite",
+            "Sequences ended because their logits were not finite numbers",
+            self.sequences_not_finite.clone(),
         );
         to.register(
             "sequences_running",

@@ -42,6 +42,29 @@ impl Sampling {
     }
 }
 
+/// A model's logits that hold a NaN or an infinity: they say nothing about the next token, so none may
+/// be made up from them. Damaged weights are the common cause: one NaN reaches every logit.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+#[error(
+    "the model computes numbers that are not finite; its file is probably damaged: compare its \
+     checksum, or fetch it again"
+)]
+pub struct NotFinite;
+
+impl NotFinite {
+    /// Cost: one pass over `logits`, a few percent of what the output matrix takes to make a row.
+    pub fn check(logits: &[f32]) -> Result<(), Self> {
+        // An exponent of all ones is an infinity or a NaN. Without an early return, so that the loop
+        // is a vector one.
+        const EXPONENT: u32 = 0x7f80_0000;
+        let not_finite = |found, logit: &f32| found | (logit.to_bits() & EXPONENT == EXPONENT);
+        match logits.iter().fold(false, not_finite) {
+            false => Ok(()),
+            true => Err(Self),
+        }
+    }
+}
+
 /// Reused buffer of candidates: (id, probability before normalisation).
 #[derive(Debug, Default)]
 pub struct Sampler {
@@ -50,10 +73,17 @@ pub struct Sampler {
 
 impl Sampler {
     /// Picks the token for `position` (number of tokens before it) from `logits` (vocab) f32.
-    pub fn sample(&mut self, logits: &[f32], sampling: &Sampling, position: u64) -> u32 {
+    /// Errors: a logit is not finite.
+    pub fn sample(
+        &mut self,
+        logits: &[f32],
+        sampling: &Sampling,
+        position: u64,
+    ) -> Result<u32, NotFinite> {
+        NotFinite::check(logits)?;
         let best = argmax(logits);
         if sampling.temperature <= 0.0 || sampling.top_k == 1 {
-            return best;
+            return Ok(best);
         }
         let max = logits[best as usize];
         let inverse = 1.0 / sampling.temperature;
@@ -70,12 +100,12 @@ impl Sampler {
         }
         // The most likely token has probability exp(0) = 1 here.
         self.candidates.retain(|&(_, p)| p >= sampling.min_p);
-        draw(&self.candidates, uniform(sampling.seed, position)).unwrap_or(best)
+        Ok(draw(&self.candidates, uniform(sampling.seed, position)).unwrap_or(best))
     }
 }
 
-/// Id of the largest logit; the lowest id among equals; NaN never wins.
-pub fn argmax(logits: &[f32]) -> u32 {
+/// Id of the largest logit; the lowest id among equals.
+fn argmax(logits: &[f32]) -> u32 {
     let mut best = (0u32, f32::NEG_INFINITY);
     for (id, &logit) in logits.iter().enumerate() {
         if logit > best.1 {
@@ -165,8 +195,8 @@ mod tests {
     fn greedy_takes_the_lowest_id_among_equals() {
         let mut sampler = Sampler::default();
         assert_eq!(
-            sampler.sample(&[1.0, 3.0, f32::NAN, 3.0], &Sampling::GREEDY, 0),
-            1
+            sampler.sample(&[1.0, 3.0, -2.0, 3.0], &Sampling::GREEDY, 0),
+            Ok(1)
         );
     }
 
@@ -178,7 +208,7 @@ mod tests {
         let mut sampler = Sampler::default();
         let n = 200_000;
         for position in 0..n {
-            count[sampler.sample(&logits, &all(42), position) as usize] += 1;
+            count[sampler.sample(&logits, &all(42), position).unwrap() as usize] += 1;
         }
         for (id, logit) in logits.iter().enumerate() {
             let p = f64::from(logit.exp()) / weight;
@@ -194,7 +224,7 @@ mod tests {
         let logits: Vec<f32> = (0..10).map(|i| i as f32).collect();
         let mut seen = |sampling: Sampling| {
             let mut ids: Vec<u32> = (0..4000)
-                .map(|p| sampler.sample(&logits, &sampling, p))
+                .map(|p| sampler.sample(&logits, &sampling, p).unwrap())
                 .collect();
             ids.sort_unstable();
             ids.dedup();
@@ -287,15 +317,25 @@ mod tests {
     proptest! {
         #[test]
         fn any_logits_give_a_valid_id(
-            logits in prop::collection::vec(prop::num::f32::ANY, 1..50),
+            logits in prop::collection::vec(prop::num::f32::NORMAL | prop::num::f32::ZERO, 1..50),
             temperature in 0.0f32..3.0, top_k in 0u32..60, top_p in 0.0f32..=1.0, min_p in 0.0f32..=1.0,
             seed: u64, position: u64,
         ) {
             let sampling = Sampling { temperature, top_k, top_p, min_p, seed };
             let mut sampler = Sampler::default();
-            let id = sampler.sample(&logits, &sampling, position);
+            let id = sampler.sample(&logits, &sampling, position).unwrap();
             prop_assert!((id as usize) < logits.len());
-            prop_assert_eq!(id, sampler.sample(&logits, &sampling, position));
+            prop_assert_eq!(Ok(id), sampler.sample(&logits, &sampling, position));
+        }
+
+        #[test]
+        fn no_token_is_made_up_from_logits_that_are_not_finite(
+            logits in prop::collection::vec(prop::num::f32::ANY, 1..50),
+            temperature in 0.0f32..3.0,
+        ) {
+            let sampling = Sampling { temperature, ..Sampling::GREEDY };
+            let sampled = Sampler::default().sample(&logits, &sampling, 0);
+            prop_assert_eq!(sampled.is_ok(), logits.iter().all(|l| l.is_finite()));
         }
     }
 }

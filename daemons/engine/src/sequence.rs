@@ -104,4 +104,6 @@ pub enum EndReason {
     Cancelled,
     /// The machine refused memory for its KV.
     OutOfMemory,
+    /// Its logits hold a NaN or an infinity ([`crate::sampler::NotFinite`]).
+    NotFinite,
 }

@@ -337,9 +337,13 @@ impl StepLoop {
             }
             let Some(row) = rows.next() else { continue };
             let position = running.tokens.len() as u64;
-            let id = self.sampler.sample(row, &running.new.sampling, position);
-            running.accept(id, self.eog.contains(&id));
-            self.outbox.push(&running.new, EventKind::Token { id });
+            match self.sampler.sample(row, &running.new.sampling, position) {
+                Ok(id) => {
+                    running.accept(id, self.eog.contains(&id));
+                    self.outbox.push(&running.new, EventKind::Token { id });
+                }
+                Err(error) => running.fail(error, &self.metrics),
+            }
             if let Some(reason) = running.ended {
                 self.outbox.push(&running.new, EventKind::Ended { reason });
             }

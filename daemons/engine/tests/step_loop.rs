@@ -13,8 +13,9 @@ use vitriol_engine::{
     engine::{Engine, EngineLimits},
     generate::{Generation, GenerationRequest},
     kv::{KvCodecs, PromptBlocks},
-    load::{Loaded, load},
+    load::load,
     metrics::EngineMetrics,
+    model::Model,
     sampler::Sampling,
     scheduler::StepBudget,
     sequence::{EndReason, EventKind},
@@ -41,30 +42,17 @@ fn limits(pages: usize) -> EngineLimits {
     }
 }
 
-fn loaded() -> Loaded {
-    static MODEL: OnceLock<Arc<vitriol_engine::model::Model>> = OnceLock::new();
+fn model() -> Arc<Model> {
+    static MODEL: OnceLock<Arc<Model>> = OnceLock::new();
     let model = MODEL.get_or_init(|| {
-        load(
-            &places::zoo_model("llama.f32").unwrap(),
-            2,
-            None,
-            |_, _| 0,
-            &mut |_| {},
-        )
-        .unwrap()
-        .model
+        let file = places::zoo_model("llama.f32").unwrap();
+        load(&file, 2, None, |_, _| 0, &mut |_| {}).unwrap().model
     });
-    let model = Arc::clone(model);
-    Loaded {
-        model,
-        language: None,
-        file_bytes: 0,
-        chat_template: String::new(),
-    }
+    Arc::clone(model)
 }
 
 fn engine(limits: EngineLimits) -> Engine {
-    let model = loaded().model;
+    let model = model();
     Engine::start(
         model,
         None,
@@ -299,7 +287,7 @@ fn a_tokenizer_with_more_tokens_than_the_embedding_has_rows_is_refused() {
     )
     .unwrap();
     let error = Engine::start(
-        loaded().model,
+        model(),
         other.language,
         limits(8),
         EngineMetrics::default(),

@@ -10,7 +10,7 @@ use vitriol_engine::{
     engine::{Engine, EngineLimits},
     generate::GenerationRequest,
     kv::{KvCodecs, PagePlan},
-    load::{Loaded, load},
+    load::load,
     metrics::EngineMetrics,
     sampler::Sampling,
     scheduler::StepBudget,
@@ -46,12 +46,6 @@ fn engine_of(
         },
         share_prefixes: true,
         window_tokens: 256,
-    };
-    let loaded = Loaded {
-        language: None,
-        model: Arc::clone(&loaded.model),
-        file_bytes: 0,
-        chat_template: String::new(),
     };
     let (metrics, heartbeat) = (EngineMetrics::default(), Heartbeat::silent());
     Engine::start(loaded.model, None, limits, metrics, heartbeat).unwrap()

@@ -4,6 +4,7 @@ use crate::{
     kv::{KvCodecs, PAGE_TOKENS},
     load::Loaded,
     model::Model,
+    sampler::NotFinite,
 };
 use anyhow::{Context, bail};
 use std::{io::Write, path::PathBuf, time::Instant};
@@ -77,7 +78,8 @@ fn measure(args: &PerplexityArgs, environment: &Environment) -> anyhow::Result<(
     let began = Instant::now();
     let mut score = Score::default();
     for chunk in chunks.iter().take(most) {
-        score_chunk(&loaded.model, args.kv.codecs(), chunk, &mut score)?;
+        score_chunk(&loaded.model, args.kv.codecs(), chunk, &mut score)
+            .with_context(|| format!("{}: chunk {}", args.model.display(), score.chunks + 1))?;
         let (ppl, n) = (score.perplexity(), score.chunks);
         let took = began.elapsed().as_secs_f64();
         writeln!(
@@ -124,6 +126,7 @@ pub fn chunks(loaded: &Loaded, text: &[u8], context: usize) -> anyhow::Result<Ve
 }
 
 /// Adds the predictions of the chunk's second half, positions `n/2 .. n-1`, to `score`.
+/// Errors: no memory for the KV; logits that are not finite, of which there is no perplexity.
 pub fn score_chunk(
     model: &Model,
     codecs: KvCodecs,
@@ -149,6 +152,7 @@ pub fn score_chunk(
         batch.logits_rows = scored.clone().map(|at| at - start).collect();
         let logits = forward(model, &batch, &mut kv, &mut act);
         for (row, at) in logits.chunks_exact(model.hyper.vocab).zip(scored) {
+            NotFinite::check(row).with_context(|| format!("token {at} of the chunk"))?;
             score.nll_sum -= log_probability(row, chunk[at + 1]);
             score.tokens += 1;
         }

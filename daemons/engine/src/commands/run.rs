@@ -4,7 +4,7 @@ use crate::{
     generate::GenerationRequest,
     load::start,
     metrics::EngineMetrics,
-    sampler::Sampling,
+    sampler::{NotFinite, Sampling},
     scheduler::StepBudget,
     sequence::{EndReason, EventKind},
 };
@@ -141,6 +141,7 @@ fn complete(args: RunArgs, environment: &Environment) -> anyhow::Result<()> {
     match ended {
         Some(EndReason::Eog | EndReason::Length) => {}
         Some(EndReason::OutOfMemory) => bail!("no memory for the keys and values; free some"),
+        Some(EndReason::NotFinite) => bail!("{}: {NotFinite}", args.model.display()),
         Some(EndReason::Cancelled) | None => bail!("the engine stopped before the end"),
     }
     if let (Some(first), Some(last)) = (times.first(), times.last()) {

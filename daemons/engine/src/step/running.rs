@@ -1,10 +1,13 @@
 use super::snapshot::{SlotSnapshot, SlotState};
 use crate::{
     kv::{BlockTables, Growth},
+    metrics::EngineMetrics,
+    sampler::NotFinite,
     scheduler::Phase,
     sequence::{EndReason, NewSequence},
 };
 use std::sync::Arc;
+use vitriol_chassis::event;
 
 /// A sequence with a slot and pages.
 #[derive(Debug)]
@@ -80,6 +83,18 @@ impl Running {
         } else if self.generated() >= self.new.tokens_max {
             self.ended = Some(EndReason::Length);
         }
+    }
+
+    /// Ends it without a token: the step gave nothing to sample from.
+    pub fn fail(&mut self, error: NotFinite, metrics: &EngineMetrics) {
+        metrics.sequences_not_finite.inc();
+        tracing::error!(
+            message_id = event::LOGITS_NOT_FINITE,
+            vitriol_session = &*self.new.session_id,
+            position = self.tokens.len(),
+            "an answer ends in an error: {error}"
+        );
+        self.ended = Some(EndReason::NotFinite);
     }
 
     pub fn snapshot(&self) -> SlotSnapshot {
