@@ -225,6 +225,17 @@ pub enum Problem {
         found: u64,
         parts: usize,
     },
+    #[error(
+        "it is a part of another quantisation of the model: its {} are {found}, and {expected} in the \
+         parts before it (fetch the parts of one again; a model meant to be so can be joined into one \
+         file)",
+        Shown(.role)
+    )]
+    SplitTypes {
+        role: String,
+        found: String,
+        expected: String,
+    },
     #[error("tensor {} is also in the part {}", Shown(.name), first.display())]
     SplitDuplicate { name: String, first: PathBuf },
 }

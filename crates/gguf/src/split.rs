@@ -7,6 +7,8 @@
 //!
 //! Source: llama.cpp's `gguf-split` writes them so.
 
+mod types;
+
 use crate::{
     error::{GgufError, Problem},
     metadata::FromValue,
@@ -111,6 +113,7 @@ pub(crate) fn gather(
         parts.push(part);
     }
     check_tensor_count(&parts, claim.tensors)?;
+    types::check_types(&parts)?;
     Ok(parts)
 }
 

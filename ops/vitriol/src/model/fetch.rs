@@ -1,5 +1,7 @@
 //! Bringing a model into the cache: whole and proven, or not at all.
 
+mod local;
+
 use std::{
     ffi::OsStr,
     fs::{self, File},
@@ -10,7 +12,7 @@ use std::{
 use rustix::fs::{FlockOperation, flock};
 use tempfile::{NamedTempFile, TempDir};
 use vitriol_ipc::DirsError;
-use vitriol_profile::catalog::{self, KnownModel};
+use vitriol_profile::catalog::KnownModel;
 use vitriol_units::Bytes;
 
 use super::{
@@ -95,7 +97,7 @@ pub enum Step {
         done: u64,
         all: u64,
     },
-    /// A local file that cannot be linked.
+    /// A local file, or the parts of one that was split.
     Copying {
         done: u64,
         all: u64,
@@ -103,7 +105,7 @@ pub enum Step {
     Checking,
 }
 
-/// How a model came to be in the cache.
+/// How a model came to be in the cache: its file there, the first of a model that was split.
 #[derive(Debug, PartialEq, Eq)]
 pub enum Fetched {
     AlreadyThere(PathBuf),
@@ -198,56 +200,8 @@ impl Cache {
             fs::remove_dir_all(&dir).map_err(|source| FetchError::io("remove", &dir, source))?;
         }
         check_digest(&hasher.finish(), model, model.file)?;
-        self.keep(unpacked, &target)
-    }
-
-    /// Takes in a copy of a local file; a link would make a later write to either one the other's
-    /// too. With `model` it must be that one; without, a known model is stored under its known name
-    /// and any other under its own.
-    pub fn take_file(
-        &self,
-        file: &Path,
-        model: Option<&KnownModel>,
-        mut tell: impl FnMut(Step),
-    ) -> Result<Fetched, FetchError> {
-        vitriol_gguf::Gguf::open(file)?;
-        tell(Step::Checking);
-        let digested = digest_file(file).map_err(|source| FetchError::io("read", file, source))?;
-        if let Some(model) = model {
-            check_digest(&digested, model, &file.display().to_string())?;
-        }
-        let known = catalog::KNOWN
-            .iter()
-            .find(|known| known.sha256 == digested.sha256);
-        let name = match known {
-            Some(known) => OsStr::new(known.file),
-            None => file.file_name().unwrap_or_else(|| OsStr::new("model.gguf")),
-        };
-        let target = self.models.join(name);
-        if digest_file(&target).is_ok_and(|there| there == digested) {
-            return Ok(Fetched::AlreadyThere(target));
-        }
-        self.check_room(digested.bytes)?;
-        let mut source = File::open(file).map_err(|source| FetchError::io("read", file, source))?;
-        let mut copy = self.temp_file()?;
-        let mut hasher = Hasher::default();
-        hasher
-            .copy(&mut source, copy.as_file_mut(), |done| {
-                tell(Step::Copying {
-                    done,
-                    all: digested.bytes,
-                });
-            })
-            .map_err(|source| FetchError::io("write", copy.path(), source))?;
-        let copied = hasher.finish();
-        if copied != digested {
-            return Err(FetchError::Digest {
-                what: format!("the copy of {}", file.display()),
-                found: copied.sha256,
-                expected: digested.sha256,
-            });
-        }
-        self.keep(copy, &target)
+        self.keep(vec![(unpacked, target.clone())])?;
+        Ok(Fetched::Stored(target))
     }
 
     /// Whether the model lies in the cache, whole.
@@ -260,16 +214,20 @@ impl Cache {
         }
     }
 
-    /// Makes the written file durable and gives it its name, in this order.
-    fn keep(&self, file: NamedTempFile, target: &Path) -> Result<Fetched, FetchError> {
-        let failed = |operation| move |source| FetchError::io(operation, target, source);
-        file.as_file().sync_all().map_err(failed("write"))?;
-        file.persist(target)
-            .map_err(|error| failed("name")(error.error))?;
+    /// Makes the written files durable and gives them their names, in this order: all are whole before
+    /// the first is named.
+    fn keep(&self, files: Vec<(NamedTempFile, PathBuf)>) -> Result<(), FetchError> {
+        for (file, target) in &files {
+            let synced = file.as_file().sync_all();
+            synced.map_err(|source| FetchError::io("write", target, source))?;
+        }
+        for (file, target) in files {
+            file.persist(&target)
+                .map_err(|error| FetchError::io("name", &target, error.error))?;
+        }
         File::open(&self.models)
             .and_then(|dir| dir.sync_all())
-            .map_err(failed("write"))?;
-        Ok(Fetched::Stored(target.to_owned()))
+            .map_err(|source| FetchError::io("write", &self.models, source))
     }
 
     fn check_room(&self, needed: u64) -> Result<(), FetchError> {

