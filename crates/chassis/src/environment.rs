@@ -3,8 +3,9 @@
 use std::{ffi::OsString, io::IsTerminal, os::fd::AsFd, path::PathBuf, time::Duration};
 
 use vitriol_ipc::{BaseDirs, DirsError, HouseDirs};
+use vitriol_profile::{ModelFile, ModelReference};
 
-use crate::Inherited;
+use crate::{Exit, Failure, Inherited};
 
 /// What a process learns from its environment, read once by main and handed down.
 #[derive(Clone, Debug, Default)]
@@ -68,6 +69,17 @@ impl Environment {
             inherited: Inherited::from_process(),
             color: value("NO_COLOR").is_none() && std::io::stderr().is_terminal(),
             path: value("PATH"),
+        }
+    }
+
+    /// The file that is meant by `model`; whether it is there is not looked at.
+    ///
+    /// Errors: a `~` that stands for no directory; no cache to look for a model of the catalog in.
+    pub fn model_file(&self, model: ModelReference<'_>) -> Result<PathBuf, Failure> {
+        match model.resolve(self.base_dirs.home.as_deref()) {
+            Ok(ModelFile::Path(path)) => Ok(path),
+            Ok(known) => Ok(self.dirs()?.model_file(known)),
+            Err(error) => Err(Failure::of(Exit::Config, error)),
         }
     }
 

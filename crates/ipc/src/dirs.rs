@@ -7,7 +7,7 @@ use std::{
     os::unix::fs::{DirBuilderExt, MetadataExt},
     path::{Path, PathBuf},
 };
-use vitriol_profile::catalog;
+use vitriol_profile::{ModelFile, catalog};
 
 /// The address that needs no sub directory of its own.
 const DEFAULT_LISTEN: SocketAddr = SocketAddr::new(IpAddr::V4(Ipv4Addr::LOCALHOST), 8265);
@@ -153,6 +153,14 @@ impl HouseDirs {
     /// Where fetched models lie.
     pub fn models(&self) -> PathBuf {
         self.cache.join("models")
+    }
+
+    /// Where a model lies.
+    pub fn model_file(&self, model: ModelFile) -> PathBuf {
+        match model {
+            ModelFile::Known(known) => self.models().join(known.file),
+            ModelFile::Path(path) => path,
+        }
     }
 
     /// The model that is used when the profile names none.

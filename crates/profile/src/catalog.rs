@@ -84,14 +84,20 @@ pub const KNOWN: &[KnownModel] = &[
     },
 ];
 
-/// The model of this name; without one the default.
+/// The model of this name, whole or the words it begins with if no other begins so (`smollm2-135m`);
+/// without one the default.
 pub fn find(name: Option<&str>) -> Option<&'static KnownModel> {
-    match name {
-        None => KNOWN.first(),
-        Some(name) => KNOWN
-            .iter()
-            .find(|known| known.name.eq_ignore_ascii_case(name)),
-    }
+    let Some(name) = name else {
+        return KNOWN.first();
+    };
+    let whole = |known: &&KnownModel| known.name.eq_ignore_ascii_case(name);
+    let begins = |known: &&KnownModel| {
+        let (first, rest) = known.name.split_at_checked(name.len()).unwrap_or_default();
+        !name.is_empty() && first.eq_ignore_ascii_case(name) && rest.starts_with('-')
+    };
+    let mut beginning = KNOWN.iter().filter(begins);
+    let only = beginning.next().filter(|_| beginning.next().is_none());
+    KNOWN.iter().find(whole).or(only)
 }
 
 /// The model whose cached file has this name.
@@ -120,7 +126,10 @@ mod tests {
         let default = find(None).unwrap();
         assert_eq!(default.name, "smollm2-135m-instruct");
         assert_eq!(find(Some("SmolLM2-135M-Instruct")), Some(default));
-        assert_eq!(find(Some("llama")), None);
+        assert_eq!(find(Some("smollm2-135m")), Some(default));
+        for other in ["llama", "smollm2-135", "smollm2-", ""] {
+            assert_eq!(find(Some(other)), None, "{other}");
+        }
         assert_eq!(by_file(default.file), Some(default));
         let gemma = find(Some("gemma-3-270m")).unwrap();
         assert_eq!(gemma.file, "gemma-3-270m-q4_k_m.gguf");

@@ -9,6 +9,8 @@ use std::{io, net::IpAddr, path::PathBuf};
 pub enum ProfileError {
     #[error("profile {path}: cannot be read")]
     Read { path: PathBuf, source: io::Error },
+    #[error("profile {path}: is not a regular file; name one")]
+    NotAFile { path: PathBuf },
     #[error("profile {path}, line {line}: {message}")]
     Syntax {
         path: PathBuf,

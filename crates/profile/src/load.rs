@@ -1,22 +1,22 @@
 //! From flags, a file and defaults to one checked profile, with the origin of every value.
 
+mod source;
+
 use std::{
     collections::BTreeMap,
-    fmt, fs,
+    fmt,
     path::{Path, PathBuf},
 };
 
-use toml::{
-    Spanned,
-    de::{DeTable, DeValue},
-};
+use toml::de::{DeTable, DeValue};
 
 use crate::{
-    ProfileError,
+    ModelReference, ProfileError,
     reference::{fields_of, nearest, table_of},
     schema::{Demiurge, Engine, House, Section},
     setting::Raw,
 };
+use source::{Source, read_regular};
 
 /// Name of the engine that exists without being declared.
 pub(crate) const MAIN: &str = "main";
@@ -131,16 +131,12 @@ impl Default for Profile {
 impl Profile {
     /// Reads `file`, if there is one, and lays `overrides` over it.
     ///
-    /// Errors: file not readable, not TOML, a key that is not in the schema, a value of the wrong
+    /// Errors: file not readable or no regular one, not TOML, a key that is not in the schema, a value of the wrong
     /// type or out of range, two values that contradict each other.
     pub fn load(file: Option<&Path>, overrides: &Overrides) -> Result<Self, ProfileError> {
         let mut profile = Self::default();
         if let Some(path) = file {
-            let text = fs::read_to_string(path).map_err(|source| ProfileError::Read {
-                path: path.to_owned(),
-                source,
-            })?;
-            profile.read_file(path, &text)?;
+            profile.read_file(path, &read_regular(path)?)?;
         }
         for given in &overrides.0 {
             profile.apply_override(given)?;
@@ -163,6 +159,20 @@ impl Profile {
     /// The engine called `name`, if the profile has one.
     pub fn engine(&self, name: &str) -> Option<&Engine> {
         self.engines.get(name)
+    }
+
+    /// What the profile says of the model of the engine called `name`, if there is such an engine. A
+    /// path in a file is relative to that file, one in a flag to the current directory.
+    pub fn model(&self, name: &str) -> Option<ModelReference<'_>> {
+        let given = &self.engines.get(name)?.model;
+        let relative_to = match self.origin(&format!("engine.{name}.model")) {
+            Origin::File { path, .. } => path.parent(),
+            Origin::Flag(_) | Origin::Default => None,
+        };
+        Some(ModelReference {
+            given,
+            relative_to: relative_to.unwrap_or(Path::new("")),
+        })
     }
 
     /// Where the value of `key` (`"house.listen"`) came from.
@@ -377,63 +387,6 @@ fn raw_of<'a>(value: &'a DeValue<'_>) -> Raw<'a> {
             Err(_) => Raw::Other("integer beyond 64 bits"),
         },
         other => Raw::Other(other.type_str()),
-    }
-}
-
-/// The file being read, for messages with a line.
-struct Source<'a> {
-    path: &'a Path,
-    text: &'a str,
-}
-
-impl Source<'_> {
-    fn line(&self, offset: usize) -> usize {
-        1 + self
-            .text
-            .as_bytes()
-            .iter()
-            .take(offset)
-            .filter(|&&byte| byte == b'\n')
-            .count()
-    }
-
-    fn syntax(&self, error: &toml::de::Error) -> ProfileError {
-        ProfileError::Syntax {
-            path: self.path.to_owned(),
-            line: self.line(error.span().map_or(0, |span| span.start)),
-            message: error.message().replace('\n', "; "),
-        }
-    }
-
-    fn table<'t, 'i>(
-        &self,
-        key: &str,
-        value: &'t Spanned<DeValue<'i>>,
-    ) -> Result<&'t DeTable<'i>, ProfileError> {
-        value
-            .get_ref()
-            .as_table()
-            .ok_or_else(|| ProfileError::NotATable {
-                path: self.path.to_owned(),
-                line: self.line(value.span().start),
-                key: key.to_owned(),
-            })
-    }
-
-    fn unknown<T>(
-        &self,
-        at: &Spanned<T>,
-        what: &'static str,
-        key: &str,
-        nearest: String,
-    ) -> ProfileError {
-        ProfileError::UnknownKey {
-            path: self.path.to_owned(),
-            line: self.line(at.span().start),
-            what,
-            key: key.to_owned(),
-            nearest,
-        }
     }
 }
 

@@ -109,7 +109,8 @@ section! {
 section! {
     /// `[engine.NAME]`: one engine; `main` is the one there is by default.
     Engine {
-        /// Model file (GGUF); empty = the default model in the cache directory.
+        /// Model file (GGUF) or a name of `vitriol model list`; empty = the default model in the cache
+        /// directory. A relative path starts at the directory of the profile, `~/` at the user's home.
         model: PathBuf = PathBuf::new(), "";
         /// Name that clients call the model by; empty = the one `vitriol model list` has for the file, else
         /// the file's name without `.gguf`.

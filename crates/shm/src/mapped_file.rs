@@ -54,11 +54,16 @@ impl MappedFile {
             path: path.into(),
             source: source.into(),
         };
-        let file = fs::open(path, OFlags::RDONLY | OFlags::CLOEXEC, Mode::empty()).map_err(open)?;
-        let stat = fs::fstat(&file).map_err(open)?;
-        if FileType::from_raw_mode(stat.st_mode) != FileType::RegularFile {
-            return Err(MapError::NotAFile { path: path.into() });
-        }
+        let regular = |stat: fs::Stat| match FileType::from_raw_mode(stat.st_mode) {
+            FileType::RegularFile => Ok(stat),
+            _ => Err(MapError::NotAFile { path: path.into() }),
+        };
+        // Opening a FIFO waits for a writer and opening a device may act on it, so that what is there
+        // is looked at first; NONBLOCK for what is put there in between.
+        regular(fs::stat(path).map_err(open)?)?;
+        let flags = OFlags::RDONLY | OFlags::CLOEXEC | OFlags::NONBLOCK;
+        let file = fs::open(path, flags, Mode::empty()).map_err(open)?;
+        let stat = regular(fs::fstat(&file).map_err(open)?)?;
         let bytes = u64::try_from(stat.st_size).unwrap_or(0);
         let map_error = |source: Errno| MapError::Map {
             path: path.into(),
@@ -152,6 +157,13 @@ mod tests {
             MappedFile::open(&missing),
             Err(MapError::Open { .. })
         ));
+        let fifo = dir.path().join("fifo.gguf");
+        let mode = Mode::RUSR | Mode::WUSR;
+        fs::mknodat(fs::CWD, &fifo, FileType::Fifo, mode, 0).unwrap();
+        for waits in [fifo.as_path(), "/dev/zero".as_ref()] {
+            let refused = MappedFile::open(waits);
+            assert!(matches!(refused, Err(MapError::NotAFile { .. })));
+        }
         let empty = tempfile::NamedTempFile::new().unwrap();
         assert!(matches!(
             MappedFile::open(empty.path()),

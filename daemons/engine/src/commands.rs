@@ -9,6 +9,7 @@ pub mod serve;
 use crate::kv::KvCodecs;
 use clap::{Parser, Subcommand};
 use vitriol_kernels_core::KvCodec;
+use vitriol_profile::ModelReference;
 
 /// Inference over GGUF models on this machine.
 #[derive(Debug, Parser)]
@@ -36,15 +37,17 @@ pub enum Command {
 }
 
 /// Opens a model for a command that runs without the daemon: its threads, `VITRIOL_ISA`, no progress.
+/// `model`: what the command line says of it.
 fn load_model(
-    file: &std::path::Path,
+    model: &std::path::Path,
     asked_threads: u32,
     context_tokens: usize,
     environment: &vitriol_chassis::Environment,
 ) -> anyhow::Result<crate::load::Loaded> {
     let isa = vitriol_kernels_cpu::Isa::parse(environment.isa.as_deref().unwrap_or("auto"))?;
     let context = |_: &_, _: &_| context_tokens;
-    let loaded = crate::load::load(file, threads(asked_threads), isa, context, &mut |_| {})?;
+    let file = environment.model_file(ModelReference::argument(model))?;
+    let loaded = crate::load::load(&file, threads(asked_threads), isa, context, &mut |_| {})?;
     Ok(loaded)
 }
 

@@ -4,7 +4,7 @@
     reason = "a test fails by panicking, in its functions too"
 )]
 
-use std::{sync::Arc, time::Duration};
+use std::time::Duration;
 use vitriol_chassis::Heartbeat;
 use vitriol_engine::{
     engine::{Engine, EngineLimits},

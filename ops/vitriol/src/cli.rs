@@ -116,8 +116,9 @@ impl SettingArgs {
 pub struct UpArgs {
     #[command(flatten)]
     pub settings: SettingArgs,
-    /// Model file (GGUF); without it the profile's, else the default model
-    #[arg(long, value_name = "PATH")]
+    /// Model file (GGUF) or a name of `vitriol model list`; without it the profile's, else the
+    /// default model
+    #[arg(long, value_name = "MODEL")]
     pub model: Option<String>,
     /// Compute threads; 0 = one for each usable core
     #[arg(long, value_name = "N")]
@@ -207,7 +208,8 @@ pub enum ModelCommand {
 pub struct InfoArgs {
     #[command(flatten)]
     pub settings: SettingArgs,
-    /// Model file (GGUF), of a split model any part; without it the default model
+    /// Model file (GGUF), of a split model any part, or a name of `vitriol model list`; without it the
+    /// default model
     pub file: Option<PathBuf>,
     /// Directory of the engine's binary; without it the one this binary is in
     #[arg(long, value_name = "DIR")]
@@ -221,7 +223,7 @@ pub struct InfoArgs {
 pub struct FetchArgs {
     /// Name of a known model (see `vitriol model list`); without it the default model
     pub name: Option<String>,
-    /// Take this local GGUF file and fetch nothing
+    /// Take this local GGUF file, of a split model all its parts, and fetch nothing
     #[arg(long, value_name = "PATH")]
     pub file: Option<PathBuf>,
 }
@@ -234,8 +236,9 @@ pub struct InstallArgs {
     /// Write into the tree of another machine and run nothing
     #[arg(long, value_name = "DIR")]
     pub root: Option<PathBuf>,
-    /// Model file (GGUF) to run; a machine gets a copy in /var/lib/vitriol/models
-    #[arg(long, value_name = "PATH")]
+    /// Model file (GGUF) to run, or a name of `vitriol model list` that was fetched; a machine gets a
+    /// copy in /var/lib/vitriol/models
+    #[arg(long, value_name = "MODEL")]
     pub model: Option<PathBuf>,
     /// Start the house at once
     #[arg(long, conflicts_with = "root")]

@@ -13,7 +13,9 @@ use std::path::{Path, PathBuf};
 use serde_json::{Value, json};
 use vitriol_chassis::{Environment, Exit, Failure};
 use vitriol_ipc::BaseDirs;
-use vitriol_profile::{Entry, Origin, Overrides, Plain, Profile, reference_markdown};
+use vitriol_profile::{
+    Entry, ModelReference, Origin, Overrides, Plain, Profile, reference_markdown,
+};
 
 use crate::{
     cli::{ConfigCommand, SettingArgs},
@@ -96,6 +98,31 @@ fn check(file: &Path, json: bool) -> Result<(), Failure> {
     }
     checked?;
     term::print(format_args!("{}: ok\n", file.display()))
+}
+
+/// Refuses to write a profile where a relative path of its model would start in another directory than
+/// it does now.
+fn check_model_stays(profile: &Profile, place: &Path) -> Result<(), Failure> {
+    let directory = |path: &Path| std::path::absolute(path.join("."));
+    for name in profile.engines.keys() {
+        let Some(model) = profile.model(name).filter(ModelReference::is_relative) else {
+            continue;
+        };
+        let there = place.parent().unwrap_or(Path::new(""));
+        let stays = match (directory(model.relative_to), directory(there)) {
+            (Ok(here), Ok(there)) => here == there,
+            _ => false,
+        };
+        if !stays {
+            let (given, place) = (model.given.display(), place.display());
+            let message = format!(
+                "engine.{name}.model '{given}' is a relative path and would be another file in {place}; \
+                 write the whole path, or ~/…"
+            );
+            return Err(Failure::new(Exit::Config, message));
+        }
+    }
+    Ok(())
 }
 
 /// Where the user's profile in use lies; `None` without a home.
@@ -195,5 +222,22 @@ mod tests {
         base.config = Some("/c".into());
         assert_eq!(user_profile(&base), Some("/c/vitriol/vitriol.toml".into()));
         assert_eq!(user_profile(&BaseDirs::default()), None);
+    }
+    #[test]
+    fn a_profile_is_not_written_where_its_model_would_be_another() {
+        let with = |model: &str| {
+            let text = format!("[engine.main]\nmodel = \"{model}\"\n");
+            Profile::parse(Path::new("/a/p.toml"), &text, &Overrides::new()).unwrap()
+        };
+        check_model_stays(&with("m.gguf"), Path::new("/a/q.toml")).unwrap();
+        let refused = check_model_stays(&with("m.gguf"), Path::new("/b/p.toml")).unwrap_err();
+        assert_eq!(refused.exit, Exit::Config);
+        assert!(
+            refused.message.contains("write the whole path"),
+            "{refused}"
+        );
+        for model in ["/m.gguf", "~/m.gguf", "gemma-3-270m", ""] {
+            check_model_stays(&with(model), Path::new("/b/p.toml")).unwrap();
+        }
     }
 }

@@ -22,6 +22,10 @@ use crate::{
 
 pub async fn run(args: &DoctorArgs, environment: &Environment) -> Result<(), Failure> {
     let profile = args.settings.load(Overrides::new())?;
+    let model = match profile.model("main") {
+        Some(named) => environment.model_file(named)?,
+        None => environment.dirs()?.default_model(),
+    };
     let dirs = house::locate(&environment.dirs()?, profile.house.listen);
     let subject = Subject {
         sysfs: Sysfs::host(),
@@ -34,6 +38,7 @@ pub async fn run(args: &DoctorArgs, environment: &Environment) -> Result<(), Fai
             .unwrap_or_default(),
         search_path: environment.path.clone(),
         profile,
+        model,
         dirs,
     };
     let checks = subject.check_all();

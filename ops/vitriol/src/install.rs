@@ -16,7 +16,7 @@ use std::{
 use anyhow::Context;
 use vitriol_chassis::{Environment, Exit, Failure, OrExit};
 use vitriol_gguf::Gguf;
-use vitriol_profile::{Overrides, Profile};
+use vitriol_profile::{ModelReference, Overrides, Profile};
 
 use self::{
     layout::{Layout, Scope},
@@ -210,7 +210,10 @@ fn find_model(
 ) -> Result<Vec<PathBuf>, Failure> {
     let cached = || environment.dirs().ok().map(|dirs| dirs.default_model());
     let model = match &args.model {
-        Some(model) => std::path::absolute(model).or_exit(Exit::Usage)?,
+        Some(model) => {
+            let file = environment.model_file(ModelReference::argument(model))?;
+            std::path::absolute(file).or_exit(Exit::Usage)?
+        }
         None => match cached().filter(|cached| layout.models.is_some() && cached.is_file()) {
             Some(cached) => cached,
             None => return Ok(Vec::new()),
@@ -243,10 +246,10 @@ fn check_kept_model(layout: &Layout, environment: &Environment) -> Result<(), Fa
     let Ok(profile) = Profile::parse(&layout.config, &text, &Overrides::new()) else {
         return Ok(());
     };
-    let named = profile.engine("main").map(|engine| engine.model.clone());
-    let named = named.filter(|model| !model.as_os_str().is_empty());
-    let cached = || environment.dirs().ok().map(|dirs| dirs.default_model());
-    let model = named.or_else(|| cached().filter(|_| layout.scope == Scope::User));
+    let named = profile.model("main");
+    // The users of a machine's house have no home, and so no cache to find a default model in.
+    let named = named.filter(|named| layout.scope == Scope::User || named.given != Path::new(""));
+    let model = named.and_then(|named| environment.model_file(named).ok());
     if model.as_ref().is_some_and(|model| model.is_file()) {
         return Ok(());
     }

@@ -23,7 +23,7 @@ pub fn run(command: ModelCommand, environment: &Environment) -> Result<(), Failu
     let dirs = environment.dirs()?;
     match command {
         ModelCommand::Fetch(args) => fetch(&args, &dirs, environment.path.as_deref()),
-        ModelCommand::Info(args) => info::run(&args, &dirs),
+        ModelCommand::Info(args) => info::run(&args, environment),
         ModelCommand::List { json } => {
             let listed = list::list(&dirs.models());
             match json {

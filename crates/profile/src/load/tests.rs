@@ -167,6 +167,12 @@ fn a_file_that_is_not_there_is_named() {
 }
 
 #[test]
+fn a_device_is_no_profile() {
+    let error = Profile::load(Some(Path::new("/dev/zero")), &Overrides::new());
+    assert!(matches!(error, Err(ProfileError::NotAFile { .. })));
+}
+
+#[test]
 fn plain_values_are_what_the_settings_are() {
     let text = "[engine.main]\nmodel = '/x/\"y\"\\z.gguf'\nthreads = 3\n";
     let profile = parse(text).unwrap();

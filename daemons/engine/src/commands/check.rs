@@ -10,11 +10,12 @@ use std::{io::Write, path::PathBuf, sync::Arc};
 use vitriol_chassis::{Environment, Exit, Failure, OrExit};
 use vitriol_gguf::{Gguf, GgufError};
 use vitriol_kernels_cpu::{Cpu, Isa};
+use vitriol_profile::ModelReference;
 use vitriol_tokens::Tokenizer;
 
 #[derive(Debug, clap::Args)]
 pub struct CheckArgs {
-    /// Model file (GGUF).
+    /// Model file (GGUF), or a name of `vitriol model list`.
     model: PathBuf,
     /// Context the model would run with; 0 = what it was trained for.
     #[arg(long, value_name = "TOKENS", default_value_t = 0)]
@@ -37,7 +38,8 @@ struct Report {
 
 /// Says whether the engine can run a model file, without reading its weights; exit 1 if it cannot.
 pub fn run(args: &CheckArgs, environment: &Environment) -> Result<(), Failure> {
-    let gguf = Gguf::open(&args.model).or_exit(Exit::Config)?;
+    let file = environment.model_file(ModelReference::argument(&args.model))?;
+    let gguf = Gguf::open(&file).or_exit(Exit::Config)?;
     let isa = Isa::parse(environment.isa.as_deref().unwrap_or("auto")).or_exit(Exit::Config)?;
     let device = Arc::new(Cpu::new(1, isa).or_exit(Exit::Config)?);
     let report = Report::of(&gguf, device, args.context_tokens as usize).or_exit(Exit::Config)?;

@@ -14,7 +14,7 @@ use vitriol_tokens::EncodeOptions;
 
 #[derive(Debug, clap::Args)]
 pub struct PerplexityArgs {
-    /// Model file (GGUF).
+    /// Model file (GGUF), or a name of `vitriol model list`.
     model: PathBuf,
     /// Text file; one trailing newline is dropped.
     text: PathBuf,
@@ -57,7 +57,7 @@ fn measure(args: &PerplexityArgs, environment: &Environment) -> anyhow::Result<(
     if loaded.model.hyper.context_for(context) < context {
         bail!(
             "{}: no context of {context} tokens is computed",
-            args.model.display()
+            loaded.file.display()
         );
     }
     let trained = loaded.model.hyper.context_tokens_trained;
@@ -79,7 +79,7 @@ fn measure(args: &PerplexityArgs, environment: &Environment) -> anyhow::Result<(
     let mut score = Score::default();
     for chunk in chunks.iter().take(most) {
         score_chunk(&loaded.model, args.kv.codecs(), chunk, &mut score)
-            .with_context(|| format!("{}: chunk {}", args.model.display(), score.chunks + 1))?;
+            .with_context(|| format!("{}: chunk {}", loaded.file.display(), score.chunks + 1))?;
         let (ppl, n) = (score.perplexity(), score.chunks);
         let took = began.elapsed().as_secs_f64();
         writeln!(

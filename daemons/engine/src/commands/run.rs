@@ -16,7 +16,7 @@ use vitriol_tokens::{EncodeOptions, Utf8Stream};
 
 #[derive(Debug, clap::Args)]
 pub struct RunArgs {
-    /// Model file (GGUF).
+    /// Model file (GGUF), or a name of `vitriol model list`.
     model: PathBuf,
     /// Text to complete.
     prompt: String,
@@ -49,12 +49,17 @@ pub fn run(args: RunArgs, environment: &Environment) -> Result<(), Failure> {
 }
 
 fn complete(args: RunArgs, environment: &Environment) -> anyhow::Result<()> {
+<<<<<<< HEAD
     let asked = args.context_tokens as usize;
     let loaded = load_model(&args.model, args.threads, asked, environment)?;
+=======
+    let loaded = load_model(&args.model, args.threads, 0, environment)?;
+    let file = loaded.file.clone();
+>>>>>>> 90da1f6 (profile, engine, vitriol: resolve the name of a model in one place)
     let Some(language) = &loaded.language else {
         bail!(
             "{}: its tokenizer is not supported yet",
-            args.model.display()
+            loaded.file.display()
         );
     };
     let prompt = if args.chat {
@@ -141,7 +146,7 @@ fn complete(args: RunArgs, environment: &Environment) -> anyhow::Result<()> {
     match ended {
         Some(EndReason::Eog | EndReason::Length) => {}
         Some(EndReason::OutOfMemory) => bail!("no memory for the keys and values; free some"),
-        Some(EndReason::NotFinite) => bail!("{}: {NotFinite}", args.model.display()),
+        Some(EndReason::NotFinite) => bail!("{}: {NotFinite}", file.display()),
         Some(EndReason::Cancelled) | None => bail!("the engine stopped before the end"),
     }
     if let (Some(first), Some(last)) = (times.first(), times.last()) {

@@ -20,7 +20,7 @@ use vitriol_chassis::{
 };
 use vitriol_ipc::Listener;
 use vitriol_kernels_cpu::Isa;
-use vitriol_profile::{Engine as EngineProfile, Overrides, Profile, catalog};
+use vitriol_profile::{Engine as EngineProfile, Overrides, Profile, catalog, try_reading};
 use vitriol_proto::engine::v1::engine_server::EngineServer;
 
 /// How often a drain looks whether the last answer is done.
@@ -37,7 +37,7 @@ pub struct ServeArgs {
     /// Unix socket to serve on; by default the house's own place.
     #[arg(long)]
     socket: Option<PathBuf>,
-    /// Model file (GGUF); overrides the profile.
+    /// Model file (GGUF), or a name of `vitriol model list`; overrides the profile.
     #[arg(long)]
     model: Option<PathBuf>,
     /// Compute threads; 0 = one for each usable core.
@@ -67,16 +67,14 @@ impl Config {
             .set(&key("threads"), args.threads, "--threads")
             .set(&key("isa"), environment.isa.as_deref(), "VITRIOL_ISA");
         let profile = Profile::load(args.profile.as_deref(), &overrides)?;
-        let engine = profile.engine(&args.name).ok_or_else(|| {
+        let named = profile.engine(&args.name).zip(profile.model(&args.name));
+        let (engine, model) = named.ok_or_else(|| {
             let message = format!("the profile has no table [engine.{}]", args.name);
             Failure::new(Exit::Config, message)
         })?;
         let dirs = environment.dirs()?;
-        let model = match engine.model.as_os_str().is_empty() {
-            true => dirs.default_model(),
-            false => engine.model.clone(),
-        };
-        if let Err(error) = std::fs::File::open(&model) {
+        let model = environment.model_file(model)?;
+        if let Err(error) = try_reading(&model) {
             return Err(Failure::new(Exit::Config, unreadable(&model, &error)));
         }
         let drain = Duration::from_millis(engine.drain_ms);
@@ -104,6 +102,9 @@ fn unreadable(model: &Path, error: &std::io::Error) -> String {
         .iter()
         .any(|home| model.starts_with(home));
     match error.kind() {
+        ErrorKind::InvalidInput => {
+            format!("model file {file}: {error}; name another with --model")
+        }
         ErrorKind::NotFound if !in_home => format!(
             "model file {file}: not found; fetch the default model with 'vitriol model fetch', or \
              name a file with --model"

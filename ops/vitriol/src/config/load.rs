@@ -10,7 +10,7 @@ use std::{
 use vitriol_chassis::{Environment, Exit, Failure};
 use vitriol_profile::{Change, Overrides, Profile};
 
-use super::{diff, read_runnable};
+use super::{check_model_stays, diff, read_runnable};
 use crate::{house, term};
 
 /// Others may read it: the daemons of an installed house are users of their own, and a profile holds
@@ -28,6 +28,7 @@ pub fn run(
     environment: &Environment,
 ) -> Result<(), Failure> {
     let profile = read_runnable(file)?;
+    check_model_stays(&profile, place)?;
     let before = Before::find(place, system, environment);
     let text = fs::read(file).map_err(|error| unwritten("read", file, &error))?;
     let backup = install(place, &text)?;

@@ -5,7 +5,7 @@ use std::path::Path;
 use vitriol_chassis::{Exit, Failure};
 use vitriol_profile::Profile;
 
-use super::load::write_whole;
+use super::{check_model_stays, load::write_whole};
 use crate::term;
 
 const HEADING: &str = "Every setting of the house as it was in force when this was saved, with what \
@@ -14,7 +14,8 @@ const HEADING: &str = "Every setting of the house as it was in force when this w
 
 /// Writes the profile to `file`, whole or not at all.
 ///
-/// Errors: a file that is there and may not be replaced (64), a place that cannot be written (69).
+/// Errors: a file that is there and may not be replaced (64), a place that cannot be written (69), a
+/// model that would be another one there (78).
 pub fn run(profile: &Profile, file: &Path, force: bool) -> Result<(), Failure> {
     if file.exists() && !force {
         let message = format!(
@@ -23,6 +24,7 @@ pub fn run(profile: &Profile, file: &Path, force: bool) -> Result<(), Failure> {
         );
         return Err(Failure::new(Exit::Usage, message));
     }
+    check_model_stays(profile, file)?;
     write_whole(file, profile.to_document(HEADING).as_bytes())?;
     term::print(format_args!("{}: saved\n", file.display()))
 }

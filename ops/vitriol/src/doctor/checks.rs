@@ -35,6 +35,8 @@ const SOCKET_PATH_MAX: usize = 107;
 /// What is looked at.
 pub struct Subject {
     pub profile: Profile,
+    /// The file of the engine's model.
+    pub model: PathBuf,
     pub dirs: HouseDirs,
     pub sysfs: Sysfs,
     pub search_path: Option<OsString>,
@@ -46,29 +48,19 @@ pub struct Subject {
 
 impl Subject {
     pub fn check_all(&self) -> Vec<Check> {
-        let model = self.model_path();
+        let model = &self.model;
         vec![
             self.check_profile(),
             self.check_binaries(),
             self.check_cpu(),
-            self.check_memory(&model),
-            self.check_model(&model),
-            self.check_disk(&model),
+            self.check_memory(model),
+            self.check_model(model),
+            self.check_disk(model),
             self.check_state(),
             self.check_port(),
             self.check_sockets(),
-            self.check_python(&model),
+            self.check_python(model),
         ]
-    }
-
-    fn model_path(&self) -> PathBuf {
-        let named = self
-            .profile
-            .engine("main")
-            .map(|engine| engine.model.clone());
-        named
-            .filter(|path| !path.as_os_str().is_empty())
-            .unwrap_or_else(|| self.dirs.default_model())
     }
 
     fn check_binaries(&self) -> Check {
@@ -137,6 +129,10 @@ impl Subject {
             };
             return Check::fail("model", format!("{}: not found", model.display()), remedy);
         };
+        if !found.is_file() {
+            let found = format!("{} is not a regular file", model.display());
+            return Check::fail("model", found, "name another file with engine.main.model");
+        }
         let size = Bytes(found.len()).rounded();
         let name = model
             .file_name()
@@ -358,13 +354,15 @@ mod tests {
     use super::{super::check::Level, *};
 
     fn subject(root: &Path, profile: Profile) -> Subject {
+        let dirs = HouseDirs {
+            runtime: root.join("run"),
+            state: root.join("state"),
+            cache: root.join("cache"),
+        };
         Subject {
             profile,
-            dirs: HouseDirs {
-                runtime: root.join("run"),
-                state: root.join("state"),
-                cache: root.join("cache"),
-            },
+            model: dirs.default_model(),
+            dirs,
             sysfs: Sysfs::host(),
             search_path: None,
             bin_dir: root.join("bin"),
@@ -422,7 +420,7 @@ mod tests {
     #[test]
     fn a_bare_machine_lacks_binaries_model_and_python() {
         let (_root, subject) = default_subject();
-        let model = subject.model_path();
+        let model = subject.model.clone();
         assert_eq!(subject.check_binaries().level, Level::Fail);
         let check = subject.check_model(&model);
         assert_eq!(
@@ -436,11 +434,24 @@ mod tests {
     #[test]
     fn a_damaged_model_is_found_and_python_no_longer_missed() {
         let (_root, subject) = default_subject();
-        let model = subject.model_path();
+        let model = subject.model.clone();
         fs::create_dir_all(model.parent().unwrap()).unwrap();
         fs::write(&model, "rot").unwrap();
         assert!(subject.check_model(&model).found.contains("damaged"));
         assert_eq!(subject.check_python(&model).level, Level::Ok);
+    }
+
+    #[test]
+    fn a_device_in_the_models_place_is_not_read() {
+        let (_root, mut subject) = default_subject();
+        subject.model = "/dev/zero".into();
+        let check = subject.check_model(&subject.model);
+        assert_eq!(check.level, Level::Fail);
+        assert!(
+            check.found.contains("not a regular file"),
+            "{}",
+            check.found
+        );
     }
 
     #[test]

@@ -7,6 +7,7 @@ use std::{
 };
 
 use sha2::{Digest, Sha256};
+use vitriol_profile::try_reading;
 
 /// Read and hashed at once.
 const CHUNK_BYTES: usize = 1 << 20;
@@ -68,8 +69,9 @@ impl Hasher {
     }
 }
 
-/// The digest of a file.
+/// The digest of a regular file.
 pub fn digest_file(path: &Path) -> io::Result<Digested> {
+    try_reading(path)?;
     let mut hasher = Hasher::default();
     hasher.copy(&mut File::open(path)?, &mut io::sink(), |_| {})?;
     Ok(hasher.finish())

@@ -10,12 +10,11 @@ mod report;
 #[cfg(test)]
 pub(super) mod tests;
 
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
-use vitriol_chassis::{Exit, Failure, OrExit};
+use vitriol_chassis::{Environment, Exit, Failure, OrExit};
 use vitriol_gguf::Gguf;
-use vitriol_ipc::HouseDirs;
-use vitriol_profile::{Engine, Overrides};
+use vitriol_profile::{Engine, ModelReference, Overrides};
 use vitriol_sysfs::Sysfs;
 
 use self::{
@@ -30,16 +29,14 @@ use crate::{cli::InfoArgs, doctor::OVERHEAD_BYTES, term};
 /// The engine whose settings count.
 const ENGINE: &str = "main";
 
-pub fn run(args: &InfoArgs, dirs: &HouseDirs) -> Result<(), Failure> {
+pub fn run(args: &InfoArgs, environment: &Environment) -> Result<(), Failure> {
     let profile = args.settings.load(Overrides::new())?;
     let engine = profile.engine(ENGINE).ok_or_else(|| {
         let message = format!("the profile has no table [engine.{ENGINE}]");
         Failure::new(Exit::Config, message)
     })?;
-    let file = match &args.file {
-        Some(file) => file.clone(),
-        None => dirs.default_model(),
-    };
+    let named = args.file.as_deref().unwrap_or(Path::new(""));
+    let file = environment.model_file(ModelReference::argument(named))?;
     let gguf = Gguf::open(&file).or_exit(Exit::Config)?;
     let facts = Facts::read(&gguf).or_exit(Exit::Config)?;
     let check = EngineCheck::ask(&engine_binary(args)?, gguf.path(), engine.context_tokens);

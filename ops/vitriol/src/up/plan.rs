@@ -12,7 +12,11 @@ use std::{
 use anyhow::Context;
 use vitriol_chassis::{Environment, Exit, Failure, OrExit};
 use vitriol_ipc::{HouseDirs, create_private_dir};
-use vitriol_profile::Profile;
+use vitriol_profile::{
+    Profile,
+    catalog::{self, KnownModel},
+    try_reading,
+};
 
 use super::{child::Launch, supervise::DaemonId};
 use crate::cli::UpArgs;
@@ -63,12 +67,13 @@ impl Plan {
             None => own_binary.parent().map(Path::to_owned).unwrap_or_default(),
         };
         let engine = &profile.engines[ENGINE_NAME];
-        let model = match engine.model.as_os_str().is_empty() {
-            true => dirs.default_model(),
-            false => std::path::absolute(&engine.model)
-                .with_context(|| format!("model file {}", engine.model.display()))
-                .or_exit(Exit::Config)?,
+        let model = match profile.model(ENGINE_NAME) {
+            Some(named) => environment.model_file(named)?,
+            None => dirs.default_model(),
         };
+        let model = std::path::absolute(&model)
+            .with_context(|| format!("model file {}", model.display()))
+            .or_exit(Exit::Config)?;
         let profile_file = dirs.runtime.join("profile.toml");
         let engine_socket = dirs.engine_socket(ENGINE_NAME);
         let daemons = vec![
@@ -130,13 +135,22 @@ impl Plan {
                 return Err(Failure::new(Exit::Dependency, message));
             }
         }
-        if let Err(error) = fs::File::open(&self.model) {
-            let remedy = match (error.kind(), self.model == self.dirs.default_model()) {
-                (io::ErrorKind::NotFound, true) => "; fetch it with 'vitriol model fetch'",
-                (io::ErrorKind::NotFound, false) => {
-                    "; name another with --model, or leave it out for the default model"
+        if let Err(error) = try_reading(&self.model) {
+            let remedy = match (error.kind(), self.known_model()) {
+                (io::ErrorKind::NotFound, Some(known)) if known == catalog::default_model() => {
+                    "; fetch it with 'vitriol model fetch'".to_owned()
                 }
-                _ => "",
+                (io::ErrorKind::NotFound, Some(known)) => {
+                    format!("; fetch it with 'vitriol model fetch {}'", known.name)
+                }
+                (io::ErrorKind::NotFound, None) => {
+                    "; name another with --model (a file, or a name of \
+                                                    'vitriol model list'), or leave it out for the \
+                                                    default model"
+                        .to_owned()
+                }
+                (io::ErrorKind::InvalidInput, _) => "; name another with --model".to_owned(),
+                _ => String::new(),
             };
             let cause = match error.kind() {
                 io::ErrorKind::NotFound => "not found".to_owned(),
@@ -146,6 +160,13 @@ impl Plan {
             return Err(Failure::new(Exit::Dependency, message));
         }
         Ok(())
+    }
+
+    /// The model of the catalog whose place in the cache the model has.
+    fn known_model(&self) -> Option<&'static KnownModel> {
+        let models = self.dirs.models();
+        let in_place = |known: &&KnownModel| self.model == models.join(known.file);
+        catalog::KNOWN.iter().find(in_place)
     }
 
     /// Writes the settings in force for the daemons to read, makes room for their logs, and removes
@@ -268,8 +289,38 @@ mod tests {
             "{failure}"
         );
         fs::create_dir_all(plan.dirs.models()).unwrap();
+        fs::create_dir(plan.dirs.default_model()).unwrap();
+        let odd = plan.check_files().unwrap_err();
+        assert!(odd.message.contains("is not a regular file"), "{odd}");
+        fs::remove_dir(plan.dirs.default_model()).unwrap();
         fs::write(plan.dirs.default_model(), "").unwrap();
         plan.check_files().unwrap();
+    }
+
+    #[test]
+    fn a_model_is_found_by_its_catalog_name_and_relative_to_its_profile() {
+        let root = tempfile::tempdir().unwrap();
+        let by_name = plan(root.path(), &["--model", "gemma-3-270m"]).unwrap();
+        let file = by_name.dirs.models().join("gemma-3-270m-q4_k_m.gguf");
+        assert_eq!(by_name.model, file);
+        assert_eq!(by_name.daemons[0].args.last(), Some(&file.into_os_string()));
+        let known = by_name.known_model().map(|known| known.name);
+        assert_eq!(known, Some("gemma-3-270m"));
+
+        let profile = root.path().join("p.toml");
+        let with = |model: &str| {
+            let text = format!("[engine.main]\nmodel = \"{model}\"\n");
+            fs::write(&profile, text).unwrap();
+            plan(root.path(), &["--profile", profile.to_str().unwrap()])
+        };
+        assert_eq!(with("m.gguf").unwrap().model, root.path().join("m.gguf"));
+        assert_eq!(with("~/m.gguf").unwrap().model, root.path().join("m.gguf"));
+        let refused = with("~other/m.gguf").unwrap_err();
+        assert_eq!(refused.exit, Exit::Config);
+        assert!(
+            refused.message.contains("write the whole path"),
+            "{refused}"
+        );
     }
 
     #[test]
