@@ -49,13 +49,9 @@ pub fn run(args: RunArgs, environment: &Environment) -> Result<(), Failure> {
 }
 
 fn complete(args: RunArgs, environment: &Environment) -> anyhow::Result<()> {
-<<<<<<< HEAD
     let asked = args.context_tokens as usize;
     let loaded = load_model(&args.model, args.threads, asked, environment)?;
-=======
-    let loaded = load_model(&args.model, args.threads, 0, environment)?;
     let file = loaded.file.clone();
->>>>>>> 90da1f6 (profile, engine, vitriol: resolve the name of a model in one place)
     let Some(language) = &loaded.language else {
         bail!(
             "{}: its tokenizer is not supported yet",

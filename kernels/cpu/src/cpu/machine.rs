@@ -100,7 +100,7 @@ unsafe fn read_part(isa: Isa, p: *const f32, lines: usize) -> f32 {
         Isa::Scalar => unsafe { read_lines(Scalar, p, lines) },
         #[cfg(target_arch = "x86_64")]
         // SAFETY: the caller's promise.
-        Isa::Avx2 => unsafe { x86::read_avx2(p, lines) },
+        Isa::Avx2 | Isa::AvxVnni => unsafe { x86::read_avx2(p, lines) },
         #[cfg(target_arch = "x86_64")]
         // SAFETY: the caller's promise.
         Isa::Avx512 => unsafe { x86::read_avx512(p, lines) },
@@ -120,11 +120,11 @@ struct Int8Loop {
 #[cfg(target_arch = "x86_64")]
 fn int8_loop(isa: Isa) -> Option<Int8Loop> {
     match isa {
-        Isa::Avx512 if is_x86_feature_detected!("avx512vnni") => Some(Int8Loop {
+        Isa::Avx512 => Some(Int8Loop {
             run: x86::multiply_avx512_vnni,
             macs_per_round: x86::CHAINS * 64,
         }),
-        Isa::Avx2 if is_x86_feature_detected!("avxvnni") => Some(Int8Loop {
+        Isa::AvxVnni => Some(Int8Loop {
             run: x86::multiply_avx_vnni,
             macs_per_round: x86::CHAINS * 32,
         }),
@@ -153,7 +153,7 @@ mod x86 {
     #[target_feature(enable = "avx2,fma,f16c")]
     pub(super) unsafe fn read_avx2(p: *const f32, lines: usize) -> f32 {
         // SAFETY: the caller's promise.
-        unsafe { read_lines(Avx2::new_unchecked(), p, lines) }
+        unsafe { read_lines(Avx2::<false>::new_unchecked(), p, lines) }
     }
 
     /// # Safety
