@@ -55,11 +55,11 @@ impl<S: Simd, const C: usize> Sums<S, C> {
 
 impl<S: Simd, const C: usize> LineSink<S> for Sums<S, C> {
     #[inline(always)]
-    fn line(&mut self, s: S, g: usize, w: S::Bits) {
-        let part = if self.parts == 1 { 0 } else { g / 4 };
+    fn line<const G: usize>(&mut self, s: S, w: S::Bits) {
+        let part = if self.parts == 1 { 0 } else { G / 4 };
         for column in 0..C {
             // SAFETY: a block of a quantised tile of C columns, by the promise of `tile`.
-            let x = s.splat_word(unsafe { self.x.word(g, column) });
+            let x = s.splat_word(unsafe { self.x.word(G, column) });
             self.products[part][column] = self.dot(s, self.products[part][column], w, x);
         }
         if self.weigh {

@@ -41,8 +41,73 @@ impl Panel {
 const AHEAD_BYTES: usize = 4096;
 
 /// Consumer of the eight lines of a block, in any order.
+///
+/// Which line it is is a constant, so that shifts and offsets are: a loop over lines that the compiler
+/// leaves as one costs several times the work.
 pub(crate) trait LineSink<S: Simd> {
-    fn line(&mut self, s: S, g: usize, w: S::Bits);
+    fn line<const G: usize>(&mut self, s: S, w: S::Bits);
+}
+
+/// What makes nibbles whole.
+trait Finish<S: Simd> {
+    fn finish<const G: usize>(&self, s: S, nibbles: S::Bits) -> S::Bits;
+}
+
+/// They are.
+struct Whole;
+
+impl<S: Simd> Finish<S> for Whole {
+    #[inline(always)]
+    fn finish<const G: usize>(&self, _s: S, nibbles: S::Bits) -> S::Bits {
+        nibbles
+    }
+}
+
+/// By bit g of each byte as bit 4.
+struct FifthBit<S: Simd>(S::Bits);
+
+impl<S: Simd> Finish<S> for FifthBit<S> {
+    #[inline(always)]
+    fn finish<const G: usize>(&self, s: S, nibbles: S::Bits) -> S::Bits {
+        let moved = match G {
+            0 => s.shift_left::<4>(self.0),
+            1 => s.shift_left::<3>(self.0),
+            2 => s.shift_left::<2>(self.0),
+            3 => s.shift_left::<1>(self.0),
+            4 => self.0,
+            5 => s.shift_right::<1>(self.0),
+            6 => s.shift_right::<2>(self.0),
+            _ => s.shift_right::<3>(self.0),
+        };
+        s.or(nibbles, s.and_mask(moved, 0x1010_1010))
+    }
+}
+
+/// By bits 2·(g % 4), +1 of each byte of line g / 4 as bits 4, 5.
+struct TwoHighBits<S: Simd>([S::Bits; 2]);
+
+impl<S: Simd> Finish<S> for TwoHighBits<S> {
+    #[inline(always)]
+    fn finish<const G: usize>(&self, s: S, nibbles: S::Bits) -> S::Bits {
+        let bits = self.0[G / 4];
+        let moved = match G % 4 {
+            0 => s.shift_left::<4>(bits),
+            1 => s.shift_left::<2>(bits),
+            2 => bits,
+            _ => s.shift_right::<2>(bits),
+        };
+        s.or(nibbles, s.and_mask(moved, 0x3030_3030))
+    }
+}
+
+/// By the entries they name of a codebook.
+struct Entries<'a>(&'a [u8; 16]);
+
+impl<S: Simd> Finish<S> for Entries<'_> {
+    #[inline(always)]
+    fn finish<const G: usize>(&self, s: S, nibbles: S::Bits) -> S::Bits {
+        s.lookup(self.0, nibbles)
+    }
 }
 
 /// Scale and minimum of 16 rows, for each part of a block: weight = byte·d + m.
@@ -96,7 +161,7 @@ unsafe fn load_line<S: Simd>(s: S, p: *const u8) -> S::Bits {
 
 const NIBBLES: u32 = 0x0f0f_0f0f;
 
-/// The four lines of nibbles at `p`, each made whole by `finish(g, nibbles)`.
+/// The four lines of nibbles at `p`, made whole.
 ///
 /// # Safety
 /// `p` readable for four lines.
@@ -104,46 +169,19 @@ const NIBBLES: u32 = 0x0f0f_0f0f;
 unsafe fn nibble_lines<S: Simd>(
     s: S,
     p: *const u8,
-    finish: impl Fn(usize, S::Bits) -> S::Bits,
+    whole: &impl Finish<S>,
     sink: &mut impl LineSink<S>,
 ) {
-    for j in 0..4 {
-        // SAFETY: the caller's promise.
-        let v = unsafe { load_line(s, p.wrapping_add(64 * j)) };
-        sink.line(s, j, finish(j, s.and_mask(v, NIBBLES)));
-        let high = s.and_mask(s.shift_right::<4>(v), NIBBLES);
-        sink.line(s, j + 4, finish(j + 4, high));
+    macro_rules! lines {
+        ($($low:literal $high:literal),*) => {$(
+            // SAFETY: the caller's promise.
+            let v = unsafe { load_line(s, p.wrapping_add(64 * $low)) };
+            sink.line::<$low>(s, whole.finish::<$low>(s, s.and_mask(v, NIBBLES)));
+            let high = s.and_mask(s.shift_right::<4>(v), NIBBLES);
+            sink.line::<$high>(s, whole.finish::<$high>(s, high));
+        )*};
     }
-}
-
-/// Bit g of each byte of `bits` as bit 4.
-#[inline(always)]
-fn fifth_bit<S: Simd>(s: S, bits: S::Bits, g: usize) -> S::Bits {
-    const FIFTH: u32 = 0x1010_1010;
-    let moved = match g {
-        0 => s.shift_left::<4>(bits),
-        1 => s.shift_left::<3>(bits),
-        2 => s.shift_left::<2>(bits),
-        3 => s.shift_left::<1>(bits),
-        4 => bits,
-        5 => s.shift_right::<1>(bits),
-        6 => s.shift_right::<2>(bits),
-        _ => s.shift_right::<3>(bits),
-    };
-    s.and_mask(moved, FIFTH)
-}
-
-/// Bits 2·(g % 4), +1 of each byte of `bits` as bits 4, 5.
-#[inline(always)]
-fn two_high_bits<S: Simd>(s: S, bits: S::Bits, g: usize) -> S::Bits {
-    const HIGH: u32 = 0x3030_3030;
-    let moved = match g % 4 {
-        0 => s.shift_left::<4>(bits),
-        1 => s.shift_left::<2>(bits),
-        2 => bits,
-        _ => s.shift_right::<2>(bits),
-    };
-    s.and_mask(moved, HIGH)
+    lines!(0 4, 1 5, 2 6, 3 7);
 }
 
 /// # Safety
@@ -152,8 +190,8 @@ fn two_high_bits<S: Simd>(s: S, bits: S::Bits, g: usize) -> S::Bits {
 unsafe fn five_bit_lines<S: Simd>(s: S, p: *const u8, sink: &mut impl LineSink<S>) {
     // SAFETY: the caller's promise.
     unsafe {
-        let fifth = load_line(s, p.wrapping_add(256));
-        nibble_lines(s, p, |g, v| s.or(v, fifth_bit(s, fifth, g)), sink);
+        let fifth = FifthBit(load_line(s, p.wrapping_add(256)));
+        nibble_lines(s, p, &fifth, sink);
     }
 }
 
@@ -198,14 +236,14 @@ macro_rules! scales_first {
 }
 
 scales_first!(Q8_0, lines 8, minimum false, biased true, |s, _d| s.splat(0.0), |p, sink| {
-    for g in 0..8 {
-        let line = load_line(s, p.wrapping_add(64 * g));
-        sink.line(s, g, line);
+    macro_rules! lines {
+        ($($g:literal)*) => {$(sink.line::<$g>(s, load_line(s, p.wrapping_add(64 * $g)));)*};
     }
+    lines!(0 1 2 3 4 5 6 7);
 });
 
 scales_first!(Q4_0, lines 4, minimum true, biased false, |s, d| s.mul(d, s.splat(-8.0)), |p, sink| {
-    nibble_lines(s, p, |_, v| v, sink);
+    nibble_lines(s, p, &Whole, sink);
 });
 
 scales_first!(Q5_0, lines 5, minimum true, biased false, |s, d| s.mul(d, s.splat(-16.0)), |p, sink| {
@@ -220,7 +258,7 @@ const NONLINEAR: [u8; 16] = [
 ];
 
 scales_first!(Iq4Nl, lines 4, minimum false, biased true, |s, _d| s.splat(0.0), |p, sink| {
-    nibble_lines(s, p, |_, v| s.lookup(&NONLINEAR, v), sink);
+    nibble_lines(s, p, &Entries(&NONLINEAR), sink);
 });
 
 /// Scale and minimum of the file behind a block's lines.
@@ -267,7 +305,7 @@ macro_rules! scales_last {
 #[inline(always)]
 unsafe fn four_bit_lines<S: Simd>(s: S, p: *const u8, sink: &mut impl LineSink<S>) {
     // SAFETY: the caller's promise.
-    unsafe { nibble_lines(s, p, |_, v| v, sink) }
+    unsafe { nibble_lines(s, p, &Whole, sink) }
 }
 
 scales_last!(Q4_1, lines 4, four_bit_lines);
@@ -360,12 +398,11 @@ impl QuantFormat for Q6K {
         let p = panel.at(block / 8 * Self::SUPER_BYTES + 320 + block % 8 * 384);
         // SAFETY: the lines of a block of a readable panel.
         unsafe {
-            let high = [
+            let high = TwoHighBits([
                 load_line(s, p.wrapping_add(256)),
                 load_line(s, p.wrapping_add(320)),
-            ];
-            let finish = |g: usize, v| s.or(v, two_high_bits(s, high[g / 4], g));
-            nibble_lines(s, p, finish, sink);
+            ]);
+            nibble_lines(s, p, &high, sink);
         }
     }
 }

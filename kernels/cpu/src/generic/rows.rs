@@ -49,11 +49,11 @@ struct RowLines {
 
 impl<S: Simd> LineSink<S> for RowLines {
     #[inline(always)]
-    fn line(&mut self, s: S, g: usize, w: S::Bits) {
+    fn line<const G: usize>(&mut self, s: S, w: S::Bits) {
         let mut words = [0u32; 16];
         // SAFETY: `words` is 64 bytes.
         unsafe { s.store_bits(words.as_mut_ptr(), w) };
-        self.lines[g] = words[self.lane];
+        self.lines[G] = words[self.lane];
     }
 }
 
