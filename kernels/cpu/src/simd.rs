@@ -23,9 +23,9 @@ pub(crate) trait Simd: Copy {
     const TILE_COLUMNS: usize;
     /// Whether 24 accumulators of 16 lanes fit the registers (else 6).
     const WIDE: bool;
-    /// Tokens of the int8 matmul tile, a power of two: as many integer accumulators of 16 lanes as
-    /// fit the registers beside a line of weights (the f32 ones are touched once a block and may
-    /// spill).
+    /// Tokens of the int8 matmul tile: as many as integer and f32 accumulators of 16 lanes fit the
+    /// registers beside a line of weights (with 16 registers only the integer ones: the others are
+    /// touched once a block and may spill).
     const DOT_COLUMNS: usize;
 
     fn splat(self, value: f32) -> Self::F;

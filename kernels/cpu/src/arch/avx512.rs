@@ -29,7 +29,7 @@ impl Simd for Avx512 {
     const TILE_PANELS: usize = 2;
     const TILE_COLUMNS: usize = 12;
     const WIDE: bool = true;
-    const DOT_COLUMNS: usize = 8;
+    const DOT_COLUMNS: usize = 12;
 
     #[inline(always)]
     fn splat(self, value: f32) -> Self::F {

@@ -32,18 +32,41 @@ impl KeptSums {
     }
 }
 
-/// Integer accumulators of 16 rows, for each part of a block: by `C` tokens, and of the bytes alone.
+/// Integer accumulators of 16 rows over a part of a block: by `C` tokens, and of the bytes alone.
 struct Sums<S: Simd, const C: usize> {
-    products: [[S::Bits; C]; 2],
-    bytes: [S::Bits; 2],
+    products: [S::Bits; C],
+    bytes: S::Bits,
     x: TileBlock<C>,
-    parts: usize,
     biased: bool,
     /// Whether the bytes alone are wanted.
     weigh: bool,
 }
 
 impl<S: Simd, const C: usize> Sums<S, C> {
+    /// Empty sums for format `Q`.
+    ///
+    /// # Safety
+    /// `x` is a block of a quantised tile of `C` columns.
+    #[inline(always)]
+    unsafe fn new<Q: QuantFormat>(s: S, x: TileBlock<C>, weigh: bool) -> Self {
+        let mut sums = Self {
+            products: [s.zero_bits(); C],
+            bytes: s.zero_bits(),
+            x,
+            biased: Q::BIASED,
+            weigh,
+        };
+        if Q::BIASED {
+            for column in 0..C {
+                // SAFETY: the caller's promise.
+                sums.products[column] = s.start_biased(unsafe { x.start_biased(column) });
+            }
+            // −128·Σ of the 32 ones.
+            sums.bytes = s.start_biased(-128 * 32);
+        }
+        sums
+    }
+
     #[inline(always)]
     fn dot(&self, s: S, acc: S::Bits, w: S::Bits, x: S::Bits) -> S::Bits {
         match self.biased {
@@ -56,15 +79,14 @@ impl<S: Simd, const C: usize> Sums<S, C> {
 impl<S: Simd, const C: usize> LineSink<S> for Sums<S, C> {
     #[inline(always)]
     fn line<const G: usize>(&mut self, s: S, w: S::Bits) {
-        let part = if self.parts == 1 { 0 } else { G / 4 };
         for column in 0..C {
-            // SAFETY: a block of a quantised tile of C columns, by the promise of `tile`.
+            // SAFETY: a block of a quantised tile of C columns, by the promise of `new`.
             let x = s.splat_word(unsafe { self.x.word(G, column) });
-            self.products[part][column] = self.dot(s, self.products[part][column], w, x);
+            self.products[column] = self.dot(s, self.products[column], w, x);
         }
         if self.weigh {
             const ONES: i32 = 0x0101_0101;
-            self.bytes[part] = self.dot(s, self.bytes[part], w, s.splat_word(ONES));
+            self.bytes = self.dot(s, self.bytes, w, s.splat_word(ONES));
         }
     }
 }
@@ -104,47 +126,45 @@ unsafe fn tile<S: Simd, Q: QuantFormat, const C: usize, const KEPT: bool>(
     let mut acc = [s.splat(0.0); C];
     for block in 0..w.cols / 32 {
         let tokens = TileBlock::<C>::of(x.base, block);
-        let mut sums = Sums {
-            products: [[s.zero_bits(); C]; 2],
-            bytes: [s.zero_bits(); 2],
-            x: tokens,
-            parts: Q::PARTS,
-            biased: Q::BIASED,
-            weigh: !KEPT,
-        };
-        if Q::BIASED {
-            for column in 0..C {
-                // SAFETY: a block of a quantised tile of C columns.
-                let start = unsafe { tokens.start_biased(column) };
-                sums.products[0][column] = s.start_biased(start);
-            }
-            // −128·Σ of the 32 ones.
-            sums.bytes[0] = s.start_biased(-128 * 32);
-        }
         // SAFETY: the caller's promise.
-        let scales = unsafe {
-            Q::lines(s, weights, block, &mut sums);
-            Q::scales(s, weights, block)
-        };
+        let scales = unsafe { Q::scales(s, weights, block) };
+        let mut bytes = [s.zero_bits(); 2];
+        macro_rules! part {
+            ($part:literal) => {
+                // SAFETY: a block of a quantised tile of C columns; the caller's promise.
+                let sums = unsafe {
+                    let mut sums = Sums::new::<Q>(s, tokens, !KEPT);
+                    Q::lines::<S, $part>(s, weights, block, &mut sums);
+                    sums
+                };
+                bytes[$part] = sums.bytes;
+                for column in 0..C {
+                    // SAFETY: a block of a quantised tile of C columns.
+                    let dx = s.splat(unsafe { tokens.scale(column) });
+                    let scale = s.mul(scales.d[$part], dx);
+                    let sum = s.words_to_f32(sums.products[column]);
+                    acc[column] = s.fma(scale, sum, acc[column]);
+                    if Q::MINIMUM {
+                        // SAFETY: as above.
+                        let sum = unsafe { tokens.sum(Q::PARTS, $part, column) };
+                        acc[column] = s.fma(scales.m[$part], s.splat(sum), acc[column]);
+                    }
+                }
+            };
+        }
+        part!(0);
+        if Q::PARTS == 2 {
+            part!(1);
+        }
         let weight_sum = match KEPT {
             // SAFETY: all blocks' sums are kept.
             true => unsafe { s.load(kept.wrapping_add(16 * block)) },
-            false => weight_sum::<S, Q>(s, &scales, sums.bytes),
+            false => weight_sum::<S, Q>(s, &scales, bytes),
         };
         for column in 0..C {
-            let mut chain = acc[column];
             // SAFETY: a block of a quantised tile of C columns.
-            let (dx, middle) = unsafe { (tokens.scale(column), tokens.middle(column)) };
-            for part in 0..Q::PARTS {
-                let scale = s.mul(scales.d[part], s.splat(dx));
-                chain = s.fma(scale, s.words_to_f32(sums.products[part][column]), chain);
-                if Q::MINIMUM {
-                    // SAFETY: as above.
-                    let sum = unsafe { tokens.sum(Q::PARTS, part, column) };
-                    chain = s.fma(scales.m[part], s.splat(sum), chain);
-                }
-            }
-            acc[column] = s.fma(weight_sum, s.splat(middle), chain);
+            let middle = s.splat(unsafe { tokens.middle(column) });
+            acc[column] = s.fma(weight_sum, middle, acc[column]);
         }
     }
     let rows = w.rows_of(panel);
@@ -167,25 +187,19 @@ unsafe fn keep_sums<S: Simd, Q: QuantFormat>(
 ) {
     let weights = w.panel(panel);
     for block in 0..w.cols / 32 {
-        let mut sums = Sums::<S, 0> {
-            products: [[]; 2],
-            bytes: [s.zero_bits(); 2],
-            x: TileBlock::of(std::ptr::null(), 0),
-            parts: Q::PARTS,
-            biased: Q::BIASED,
-            weigh: true,
-        };
-        if Q::BIASED {
-            sums.bytes[0] = s.start_biased(-128 * 32);
-        }
-        // SAFETY: the caller's promise.
+        let nothing = TileBlock::<0>::of(std::ptr::null(), 0);
+        // SAFETY: the caller's promise; no column is read.
         unsafe {
-            Q::lines(s, weights, block, &mut sums);
             let scales = Q::scales(s, weights, block);
-            s.store(
-                kept.block(block),
-                weight_sum::<S, Q>(s, &scales, sums.bytes),
-            );
+            let mut sums = Sums::new::<Q>(s, nothing, true);
+            Q::lines::<S, 0>(s, weights, block, &mut sums);
+            let mut bytes = [sums.bytes; 2];
+            if Q::PARTS == 2 {
+                let mut sums = Sums::new::<Q>(s, nothing, true);
+                Q::lines::<S, 1>(s, weights, block, &mut sums);
+                bytes[1] = sums.bytes;
+            }
+            s.store(kept.block(block), weight_sum::<S, Q>(s, &scales, bytes));
         }
     }
 }
@@ -219,6 +233,7 @@ unsafe fn panels<S: Simd, Q: QuantFormat>(
                     1 => tile::<S, Q, 1, false>(s, w, panel, x, sums, out),
                     2 if S::DOT_COLUMNS > 2 => tile::<S, Q, 2, false>(s, w, panel, x, sums, out),
                     4 if S::DOT_COLUMNS > 4 => tile::<S, Q, 4, false>(s, w, panel, x, sums, out),
+                    8 if S::DOT_COLUMNS > 8 => tile::<S, Q, 8, false>(s, w, panel, x, sums, out),
                     _ if keep => full_tile::<S, Q, true>(s, w, panel, x, sums, out),
                     _ => full_tile::<S, Q, false>(s, w, panel, x, sums, out),
                 }
@@ -245,7 +260,7 @@ unsafe fn full_tile<S: Simd, Q: QuantFormat, const KEPT: bool>(
         match S::DOT_COLUMNS {
             2 => tile::<S, Q, 2, KEPT>(s, w, panel, x, kept, out),
             4 => tile::<S, Q, 4, KEPT>(s, w, panel, x, kept, out),
-            8 => tile::<S, Q, 8, KEPT>(s, w, panel, x, kept, out),
+            12 => tile::<S, Q, 12, KEPT>(s, w, panel, x, kept, out),
             columns => unreachable!("tiles of {columns} columns"),
         }
     }

@@ -83,18 +83,17 @@ impl<S: Simd> Finish<S> for FifthBit<S> {
     }
 }
 
-/// By bits 2·(g % 4), +1 of each byte of line g / 4 as bits 4, 5.
-struct TwoHighBits<S: Simd>([S::Bits; 2]);
+/// By bits 2·(g % 4), +1 of each byte as bits 4, 5.
+struct TwoHighBits<S: Simd>(S::Bits);
 
 impl<S: Simd> Finish<S> for TwoHighBits<S> {
     #[inline(always)]
     fn finish<const G: usize>(&self, s: S, nibbles: S::Bits) -> S::Bits {
-        let bits = self.0[G / 4];
         let moved = match G % 4 {
-            0 => s.shift_left::<4>(bits),
-            1 => s.shift_left::<2>(bits),
-            2 => bits,
-            _ => s.shift_right::<2>(bits),
+            0 => s.shift_left::<4>(self.0),
+            1 => s.shift_left::<2>(self.0),
+            2 => self.0,
+            _ => s.shift_right::<2>(self.0),
         };
         s.or(nibbles, s.and_mask(moved, 0x3030_3030))
     }
@@ -143,11 +142,16 @@ pub(crate) trait QuantFormat {
     /// The panel is readable, of this format, and has the block.
     unsafe fn scales<S: Simd>(s: S, panel: Panel, block: usize) -> Scales<S>;
 
-    /// Feeds the block's lines.
+    /// Feeds the lines of part `PART` of the block: all eight, or four of two parts.
     ///
     /// # Safety
     /// As [`QuantFormat::scales`].
-    unsafe fn lines<S: Simd>(s: S, panel: Panel, block: usize, sink: &mut impl LineSink<S>);
+    unsafe fn lines<S: Simd, const PART: usize>(
+        s: S,
+        panel: Panel,
+        block: usize,
+        sink: &mut impl LineSink<S>,
+    );
 }
 
 /// # Safety
@@ -179,6 +183,32 @@ unsafe fn nibble_lines<S: Simd>(
             sink.line::<$low>(s, whole.finish::<$low>(s, s.and_mask(v, NIBBLES)));
             let high = s.and_mask(s.shift_right::<4>(v), NIBBLES);
             sink.line::<$high>(s, whole.finish::<$high>(s, high));
+        )*};
+    }
+    lines!(0 4, 1 5, 2 6, 3 7);
+}
+
+/// The low or the high nibbles of the four lines at `p`, made whole.
+///
+/// # Safety
+/// `p` readable for four lines.
+#[inline(always)]
+unsafe fn half_nibble_lines<S: Simd, const PART: usize>(
+    s: S,
+    p: *const u8,
+    whole: &impl Finish<S>,
+    sink: &mut impl LineSink<S>,
+) {
+    macro_rules! lines {
+        ($($low:literal $high:literal),*) => {$(
+            // SAFETY: the caller's promise.
+            let v = unsafe { load_line(s, p.wrapping_add(64 * $low)) };
+            if PART == 0 {
+                sink.line::<$low>(s, whole.finish::<$low>(s, s.and_mask(v, NIBBLES)));
+            } else {
+                let high = s.and_mask(s.shift_right::<4>(v), NIBBLES);
+                sink.line::<$high>(s, whole.finish::<$high>(s, high));
+            }
         )*};
     }
     lines!(0 4, 1 5, 2 6, 3 7);
@@ -221,7 +251,7 @@ macro_rules! scales_first {
             }
 
             #[inline(always)]
-            unsafe fn lines<S: Simd>(
+            unsafe fn lines<S: Simd, const PART: usize>(
                 $s: S,
                 panel: Panel,
                 block: usize,
@@ -286,7 +316,7 @@ macro_rules! scales_last {
             }
 
             #[inline(always)]
-            unsafe fn lines<S: Simd>(
+            unsafe fn lines<S: Simd, const PART: usize>(
                 s: S,
                 panel: Panel,
                 block: usize,
@@ -347,7 +377,7 @@ macro_rules! scaled_minima {
             }
 
             #[inline(always)]
-            unsafe fn lines<S: Simd>(
+            unsafe fn lines<S: Simd, const PART: usize>(
                 s: S,
                 panel: Panel,
                 block: usize,
@@ -394,15 +424,12 @@ impl QuantFormat for Q6K {
     }
 
     #[inline(always)]
-    unsafe fn lines<S: Simd>(s: S, panel: Panel, block: usize, sink: &mut impl LineSink<S>) {
+    unsafe fn lines<S: Simd, const PART: usize>(s: S, panel: Panel, block: usize, sink: &mut impl LineSink<S>) {
         let p = panel.at(block / 8 * Self::SUPER_BYTES + 320 + block % 8 * 384);
         // SAFETY: the lines of a block of a readable panel.
         unsafe {
-            let high = TwoHighBits([
-                load_line(s, p.wrapping_add(256)),
-                load_line(s, p.wrapping_add(320)),
-            ]);
-            nibble_lines(s, p, &high, sink);
+            let high = TwoHighBits(load_line(s, p.wrapping_add(256 + 64 * PART)));
+            half_nibble_lines::<S, PART>(s, p, &high, sink);
         }
     }
 }

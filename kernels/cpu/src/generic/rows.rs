@@ -75,7 +75,10 @@ unsafe fn decode_blocks<S: Simd, Q: QuantFormat>(s: S, panel: Panel, lane: usize
         };
         // SAFETY: the caller's promise.
         let scales = unsafe {
-            Q::lines(s, panel, block, &mut row);
+            Q::lines::<S, 0>(s, panel, block, &mut row);
+            if Q::PARTS == 2 {
+                Q::lines::<S, 1>(s, panel, block, &mut row);
+            }
             Q::scales(s, panel, block)
         };
         let bytes = row.lines.map(u32::to_le_bytes);

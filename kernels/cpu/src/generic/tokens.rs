@@ -14,8 +14,8 @@ const COLUMN_BYTES: usize = 56;
 /// Half range below which a block counts as constant: its inverse scale would be infinite.
 const SMALLEST: f32 = 1.0e-30;
 
-/// Quantised tokens of an op, in tiles of `width` (a power of two); the last is as wide as the next
-/// power of two, its columns without a token unused.
+/// Quantised tokens of an op, in tiles of `width`; the last is as wide as [`tile_columns`] says, its
+/// columns without a token unused.
 ///
 /// Per block of 32 columns of the matrix a tile of C tokens holds
 /// `[8][C]` words of four bytes, then `[C]` each of: scale, scale·Σ bytes (both f32), −128·Σ bytes
@@ -36,8 +36,14 @@ pub(crate) struct QuantTile {
     pub(crate) token: usize,
     /// Tokens.
     pub(crate) n: usize,
-    /// Columns, a power of two, at least `n`.
+    /// Columns, at least `n`.
     pub(crate) columns: usize,
+}
+
+/// Columns of a tile of `n` tokens: a power of two, or all.
+#[inline(always)]
+fn tile_columns(n: usize, width: usize) -> usize {
+    n.next_power_of_two().min(width)
 }
 
 impl QuantTokens {
@@ -45,7 +51,7 @@ impl QuantTokens {
     pub(crate) fn bytes(n: usize, width: usize, blocks: usize) -> usize {
         let last = match n % width {
             0 => 0,
-            rest => rest.next_power_of_two(),
+            rest => tile_columns(rest, width),
         };
         (n / width * width + last) * blocks * COLUMN_BYTES
     }
@@ -62,7 +68,7 @@ impl QuantTokens {
             base: self.base.wrapping_add(token * self.blocks * COLUMN_BYTES),
             token,
             n,
-            columns: n.next_power_of_two(),
+            columns: tile_columns(n, self.width),
         }
     }
 }
