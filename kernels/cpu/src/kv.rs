@@ -315,9 +315,9 @@ impl KvStore {
         pages: &[u32],
         chunk: usize,
     ) -> ChunkView {
-        let mut keys = [std::ptr::null(); CHUNK_PAGES];
-        let mut values = [std::ptr::null(); CHUNK_PAGES];
-        let chunk_pages = pages.iter().skip(chunk * CHUNK_PAGES).take(CHUNK_PAGES);
+        let mut keys = [std::ptr::null(); CHUNK_PAGES + 1];
+        let mut values = [std::ptr::null(); CHUNK_PAGES + 1];
+        let chunk_pages = pages.iter().skip(chunk * CHUNK_PAGES).take(CHUNK_PAGES + 1);
         for (i, &page) in chunk_pages.enumerate() {
             keys[i] = self.head(layer, Side::Keys, page, kv_head).cast_const();
             values[i] = self.head(layer, Side::Values, page, kv_head).cast_const();

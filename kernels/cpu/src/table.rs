@@ -1,6 +1,6 @@
 //! One table of kernels per instruction set, chosen once.
 
-use crate::generic::attention::{ChunkView, Seen};
+use crate::generic::attention::{ChunkView, PairGroup};
 use crate::generic::kv_write::HeadWrite;
 use crate::generic::matmul::{OutView, PackedTokens, PanelView};
 use crate::generic::tokens::QuantTokens;
@@ -39,11 +39,10 @@ pub(crate) struct Dot {
 /// Arguments of attention over one chunk.
 pub(crate) struct Chunk<'a> {
     pub(crate) view: ChunkView,
-    pub(crate) q: *const f32,
-    pub(crate) seen: &'a [Seen],
+    pub(crate) groups: &'a [PairGroup<'a>],
     pub(crate) softcap: Option<f32>,
-    pub(crate) partials: *mut f32,
     pub(crate) stride: usize,
+    pub(crate) scratch: *mut f32,
 }
 
 /// Arguments of the merge of one pair's chunks.
@@ -206,7 +205,7 @@ macro_rules! kernel_table {
                 let s = $witness;
                 // SAFETY: the caller's promise.
                 unsafe {
-                    attention::chunk(s, &a.view, a.q, a.seen, a.softcap, a.partials, a.stride)
+                    attention::chunk(s, &a.view, a.groups, a.softcap, a.stride, a.scratch)
                 }
             }
 

@@ -2,7 +2,9 @@ use vitriol_kernels_core::kv::rotate_heads;
 use vitriol_kernels_core::reference::AttentionOptions;
 
 use super::{Cpu, Shared};
-use crate::generic::attention::{CHUNK_KEYS, MAX_PAIRS, Seen, partial_len};
+use crate::generic::attention::{
+    CHUNK_KEYS, MAX_GROUPS, MAX_PAIRS, PairGroup, Seen, partial_len, scratch_len,
+};
 use crate::kv::{HEAD_DIM_MAX, KvStore, PAGE_TOKENS};
 use crate::table::{Chunk, KernelTable, Merge};
 
@@ -22,10 +24,10 @@ pub struct AttentionRun<'a> {
 
 /// (query, head) pairs that an item takes through each chunk before the next: the chunk (128 KiB
 /// at head_dim 64) stays in L2 meanwhile.
-const ITEM_PAIRS: usize = 4 * MAX_PAIRS;
+const ITEM_PAIRS: usize = MAX_GROUPS * MAX_PAIRS;
 
-/// Chunks of an item that is cut along the keys: 2048 keys.
-const CUT_CHUNKS: usize = 8;
+/// Chunks of an item that is cut along the keys: 1024 keys, some 10 µs of them at head_dim 64.
+const CUT_CHUNKS: usize = 4;
 
 /// One call's operands and geometry.
 struct Call<'a> {
@@ -105,8 +107,8 @@ impl Cpu {
         let call = self.attention_call(kv, layer, q, n_heads, runs, options, out.len());
         let plan = call.plan(self.threads());
         let mut workspace = self.workspace();
-        let queries_len = ITEM_PAIRS * call.stored_key_dim;
-        let own_len = (queries_len + plan.own_len).next_multiple_of(16);
+        let working_len = call.scratch_len() + ITEM_PAIRS * call.stored_key_dim;
+        let own_len = (working_len + plan.own_len).next_multiple_of(16);
         let memory = workspace
             .partials
             .at_least(own_len * self.threads() + plan.shared_len);
@@ -130,7 +132,7 @@ impl Cpu {
             let own = memory.get().wrapping_add(thread * own_len);
             let partials = match item.shared {
                 Some(at) => memory.get().wrapping_add(shared_at + at),
-                None => own.wrapping_add(queries_len),
+                None => own.wrapping_add(working_len),
             };
             // SAFETY: a thread's own part is free between items; parts of shared pairs are disjoint
             // by chunk.
@@ -215,6 +217,10 @@ fn keys_seen(position: usize, window: Option<u32>) -> Seen {
 }
 
 impl Call<'_> {
+    fn scratch_len(&self) -> usize {
+        scratch_len(self.stored_key_dim, self.stored_value_dim)
+    }
+
     /// Keys that pair `pair` sees, absolute.
     fn seen(&self, pairs: &Pairs, pair: usize) -> Seen {
         let query = (pairs.first + pair) / self.heads_per_kv;
@@ -258,9 +264,11 @@ impl Call<'_> {
     /// Partials of an item's pairs over its chunks.
     ///
     /// # Safety
-    /// Nobody else uses `queries` (ITEM_PAIRS heads) or these pairs' chunks of `partials`; block
-    /// tables were checked.
-    unsafe fn run_item(&self, item: &Item, queries: *mut f32, partials: *mut f32) {
+    /// Nobody else uses `own` (the scratch of a chunk, then ITEM_PAIRS heads) or these pairs' chunks of
+    /// `partials`; block tables were checked.
+    unsafe fn run_item(&self, item: &Item, own: *mut f32, partials: *mut f32) {
+        let scratch = own;
+        let queries = own.wrapping_add(self.scratch_len());
         let pairs = &item.pairs;
         let run = &self.runs[pairs.run];
         // SAFETY: the caller's promise.
@@ -269,36 +277,47 @@ impl Call<'_> {
         let stride = pairs.chunks() * partial;
         for chunk in item.chunks.0..item.chunks.1 {
             let view = self.kv.chunk(self.layer, pairs.kv_head, run.pages, chunk);
-            for pair in (0..pairs.n).step_by(MAX_PAIRS) {
-                let count = (pairs.n - pair).min(MAX_PAIRS);
-                let mut seen = [Seen::default(); MAX_PAIRS];
-                for (i, seen) in seen[..count].iter_mut().enumerate() {
-                    *seen = self.seen_in(pairs, pair + i, chunk);
-                }
+            let mut seen = [[Seen::default(); MAX_PAIRS]; MAX_GROUPS];
+            for pair in 0..pairs.n {
+                seen[pair / MAX_PAIRS][pair % MAX_PAIRS] = self.seen_in(pairs, pair, chunk);
+            }
+            let group = |index: usize| {
+                let first = index * MAX_PAIRS;
+                let count = MAX_PAIRS.min(pairs.n.saturating_sub(first));
                 // Early pairs end before the chunk, late ones have their window after it: those that
                 // see some of it follow each other.
+                let seen = &seen[index][..count];
                 let is_blind = |seen: &&Seen| seen.from >= seen.to;
-                let blind = seen[..count].iter().take_while(is_blind).count();
-                let seen = &seen[blind..count];
+                let blind = seen.iter().take_while(is_blind).count();
+                let seen = &seen[blind..];
                 let seen = &seen[..seen.iter().take_while(|seen| !is_blind(seen)).count()];
-                if seen.is_empty() {
-                    continue;
-                }
-                let at = (pair + blind) * stride + (chunk - pairs.first_chunk) * partial;
-                let arguments = Chunk {
-                    view,
-                    q: queries
-                        .wrapping_add(pair * self.stored_key_dim + blind)
-                        .cast_const(),
+                let at = (first + blind) * stride + (chunk - pairs.first_chunk) * partial;
+                PairGroup {
+                    q: queries.wrapping_add(first * self.stored_key_dim + blind),
                     seen,
-                    softcap: self.options.softcap,
                     partials: partials.wrapping_add(at),
-                    stride,
-                };
-                // SAFETY: the table was chosen for this processor; the rest is the caller's
-                // promise.
-                unsafe { (self.table.chunk)(&arguments) };
+                }
+            };
+            let mut groups: [PairGroup<'_>; MAX_GROUPS] = std::array::from_fn(group);
+            let mut count = 0;
+            for index in 0..MAX_GROUPS {
+                if !groups[index].seen.is_empty() {
+                    groups[count] = groups[index];
+                    count += 1;
+                }
             }
+            if count == 0 {
+                continue;
+            }
+            let arguments = Chunk {
+                view,
+                groups: &groups[..count],
+                softcap: self.options.softcap,
+                stride,
+                scratch,
+            };
+            // SAFETY: the table was chosen for this processor; the rest is the caller's promise.
+            unsafe { (self.table.chunk)(&arguments) };
         }
     }
 

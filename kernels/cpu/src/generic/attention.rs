@@ -24,15 +24,23 @@ pub(crate) const MAX_PAIRS: usize = 6;
 #[derive(Clone, Copy)]
 pub(crate) struct ChunkView {
     /// Keys: 4 tiles of 16 keys, each a panel of [`super::formats`] with `key_dim` columns.
-    pub(crate) keys: [*const u8; CHUNK_PAGES],
-    /// Values: 64 rows of `value_dim` ([`super::values`]).
-    pub(crate) values: [*const u8; CHUNK_PAGES],
+    /// One more than the chunk has: what comes next, to be prefetched.
+    pub(crate) keys: [*const u8; CHUNK_PAGES + 1],
+    /// Values: 64 rows of `value_dim` ([`super::values`]); one more likewise.
+    pub(crate) values: [*const u8; CHUNK_PAGES + 1],
     pub(crate) key_codec: KvCodec,
     pub(crate) value_codec: KvCodec,
     /// Elements of a stored key head, padding included.
     pub(crate) key_dim: usize,
     /// Elements of a stored value head, padding included.
     pub(crate) value_dim: usize,
+}
+
+/// Bytes from a page to the next one. A page is what a kv head has of 64 tokens: only for its length, some
+/// KiB, is memory read in sequence, too short for the hardware to run ahead.
+#[inline(always)]
+fn ahead(pages: &[*const u8; CHUNK_PAGES + 1], page: usize) -> usize {
+    pages[page + 1].addr().wrapping_sub(pages[page].addr())
 }
 
 /// Keys `from..to` of a chunk; at least one where a kernel gets it.
@@ -58,53 +66,265 @@ pub(crate) const fn partial_len(value_dim: usize) -> usize {
     value_dim + 16
 }
 
-/// Runs `seen.len()` ≤ [`MAX_PAIRS`] pairs over a chunk; pair g sees the keys `seen[g]`, at least
-/// one, and together they see all from the first to the last that any sees.
+/// Up to [`MAX_PAIRS`] pairs that go through a chunk side by side; pair g sees the keys `seen[g]`, at
+/// least one, and together they see all from the first to the last that any sees.
 ///
 /// Shapes: q `[key_dim][MAX_PAIRS]`, scaled, padded, pair g in column g; partials: pair g at
-/// `partials + g·stride`, `[value_dim]` output, then m, then l. Scores become cap·tanh(score/cap).
+/// `partials + g·stride`, `[value_dim]` output, then m, then l.
+#[derive(Clone, Copy)]
+pub(crate) struct PairGroup<'a> {
+    pub(crate) q: *const f32,
+    pub(crate) seen: &'a [Seen],
+    pub(crate) partials: *mut f32,
+}
+
+impl PairGroup<'_> {
+    /// Keys from the first to the last that any pair sees.
+    #[inline(always)]
+    fn keys(&self) -> (usize, usize) {
+        let first = self.seen.iter().map(|seen| seen.from).min().unwrap_or(0);
+        let last = self.seen.iter().map(|seen| seen.to).max().unwrap_or(0);
+        (first, last)
+    }
+}
+
+/// Most groups of a call.
+pub(crate) const MAX_GROUPS: usize = 8;
+
+/// f32 of the scratch of [`chunk`]: scores of all pairs, and a decoded page of keys or values.
+pub(crate) const fn scratch_len(key_dim: usize, value_dim: usize) -> usize {
+    let dim = if key_dim > value_dim {
+        key_dim
+    } else {
+        value_dim
+    };
+    MAX_GROUPS * MAX_PAIRS * CHUNK_KEYS + PAGE_TOKENS * dim
+}
+
+/// `$body` with the number of pairs as the constant `$g`, and tiles of keys, or columns of 16 values, to
+/// take side by side as `$t`: pairs · tiles accumulators, at most 24 (wide) or 6.
+macro_rules! by_pairs {
+    ($pairs:expr, $g:ident $t:ident => $body:expr) => {
+        by_pairs!(@ $pairs, $g $t, $body, 1 4 4, 2 4 2, 3 4 2, 4 4 1, 5 4 1, 6 4 1)
+    };
+    (@ $pairs:expr, $g:ident $t:ident, $body:expr, $($count:literal $wide:literal $narrow:literal),*) => {
+        match $pairs {
+            $($count if S::WIDE => {
+                const $g: usize = $count;
+                const $t: usize = $wide;
+                $body
+            }
+            $count => {
+                const $g: usize = $count;
+                const $t: usize = $narrow;
+                $body
+            })*
+            pairs => unreachable!("{pairs} pairs in a group"),
+        }
+    };
+}
+
+/// Runs up to [`MAX_GROUPS`] groups of pairs over a chunk. Scores become cap·tanh(score/cap).
+///
+/// Several groups decode each page once, to f32; one reads it as it is. Decoding is exact: no bit
+/// depends on it.
 ///
 /// # Safety
-/// Pages from the first to the last key any pair sees readable; `q` and `partials` sized as above.
+/// Pages from the first to the last key any pair sees readable; queries and partials sized as
+/// [`PairGroup`] says, `scratch` writable for [`scratch_len`] f32.
 #[inline(always)]
 pub(crate) unsafe fn chunk<S: Simd>(
     s: S,
     view: &ChunkView,
-    q: *const f32,
-    seen: &[Seen],
+    groups: &[PairGroup<'_>],
     softcap: Option<f32>,
-    partials: *mut f32,
     stride: usize,
+    scratch: *mut f32,
 ) {
-    macro_rules! by_pairs {
-        ($($pairs:literal => $wide_tiles:literal $wide_columns:literal, $tiles:literal $columns:literal;)*) => {
-            match *seen {
-                $(_ if seen.len() == $pairs => {
-                    let mut ranges = [Seen::default(); $pairs];
-                    ranges.copy_from_slice(seen);
-                    let to = Partials { base: partials, stride };
-                    // SAFETY: the caller's promise.
-                    unsafe {
-                        if S::WIDE {
-                            pairs::<S, $pairs, $wide_tiles, $wide_columns>(s, view, q, ranges, softcap, to);
-                        } else {
-                            pairs::<S, $pairs, $tiles, $columns>(s, view, q, ranges, softcap, to);
-                        }
-                    }
-                })*
-                _ => unreachable!("{} pairs in a chunk", seen.len()),
-            }
-        };
+    let first = groups.iter().map(|group| group.keys().0).min().unwrap_or(0);
+    let last = groups.iter().map(|group| group.keys().1).max().unwrap_or(0);
+    let pages = first / PAGE_TOKENS..last.div_ceil(PAGE_TOKENS);
+    let decoded = scratch.wrapping_add(MAX_GROUPS * MAX_PAIRS * CHUNK_KEYS);
+    let weights = |group: usize| scratch.wrapping_add(group * MAX_PAIRS * CHUNK_KEYS);
+    let decode = groups.len() > 1;
+    for page in pages.clone() {
+        let (mut view, mut next) = (*view, ahead(&view.keys, page));
+        if decode && view.key_codec != KvCodec::F32 {
+            // SAFETY: a page that some pair sees; the scratch holds one.
+            unsafe { decode_keys(s, &view, page, decoded) };
+            (view.keys[page], view.key_codec, next) = (decoded.cast(), KvCodec::F32, 0);
+        }
+        for (index, group) in groups.iter().enumerate() {
+            // SAFETY: the caller's promise.
+            by_pairs!(group.seen.len(), G TILES => unsafe {
+                score_page::<S, G, TILES>(s, &view, page, next, group, weights(index));
+            });
+        }
     }
-    // Accumulators of 16 lanes: pairs × tiles and pairs × columns, at most 24 (wide) or 6.
-    by_pairs!(
-        1 => 4 4, 4 4;
-        2 => 4 4, 2 2;
-        3 => 4 4, 2 2;
-        4 => 4 4, 1 1;
-        5 => 4 4, 1 1;
-        6 => 4 4, 1 1;
-    );
+    for (index, group) in groups.iter().enumerate() {
+        for (pair, &seen) in group.seen.iter().enumerate() {
+            let to = group.partials.wrapping_add(pair * stride);
+            let scores = weights(index).wrapping_add(pair * CHUNK_KEYS);
+            // SAFETY: a partial holds value_dim + 2 elements at least, the scratch the scores.
+            unsafe {
+                let (m, l) = soften(s, scores, seen, softcap);
+                to.wrapping_add(view.value_dim).write(m);
+                to.wrapping_add(view.value_dim + 1).write(l);
+                std::ptr::write_bytes(to, 0, view.value_dim);
+            }
+        }
+    }
+    for page in pages {
+        let (mut view, mut next) = (*view, ahead(&view.values, page));
+        if decode && view.value_codec != KvCodec::F32 {
+            // SAFETY: a page that some pair sees; the scratch holds one.
+            unsafe { decode_values(s, &view, page, decoded) };
+            (view.values[page], view.value_codec, next) = (decoded.cast(), KvCodec::F32, 0);
+        }
+        for (index, group) in groups.iter().enumerate() {
+            let partials = Partials {
+                base: group.partials,
+                stride,
+            };
+            // SAFETY: the caller's promise.
+            by_pairs!(group.seen.len(), G COLUMNS => unsafe {
+                let page = (page, next);
+                mix_by_codec::<S, G, COLUMNS>(s, &view, page, weights(index), group, partials);
+            });
+        }
+    }
+}
+
+/// Sink that stores decoded keys as an f32 tile: `[d][16]`.
+struct ToTile(*mut f32);
+
+impl<S: Simd> WeightSink<S, 1> for ToTile {
+    #[inline(always)]
+    fn take(&mut self, s: S, d: usize, k: [S::F; 1]) {
+        // SAFETY: the scratch holds the tile, by the promise of `decode_keys`.
+        unsafe { s.store(self.0.wrapping_add(16 * d), k[0]) };
+    }
+}
+
+/// The keys of a page as f32, tile by tile.
+///
+/// # Safety
+/// The page is readable, `to` writable for its 64 keys.
+#[inline(always)]
+unsafe fn decode_keys<S: Simd>(s: S, view: &ChunkView, page: usize, to: *mut f32) {
+    let tile_bytes = 16 * view.key_codec.head_bytes(view.key_dim);
+    for tile in 0..PAGE_TOKENS / 16 {
+        let panel = Panels::<1> {
+            first: view.keys[page].wrapping_add(tile * tile_bytes),
+            stride: tile_bytes,
+            cols: view.key_dim,
+            ahead: ahead(&view.keys, page),
+        };
+        let mut sink = ToTile(to.wrapping_add(tile * 16 * view.key_dim));
+        // SAFETY: a tile of a readable page; the codec says what it holds.
+        unsafe {
+            match view.key_codec {
+                KvCodec::F32 => F32::decode::<S, 1>(s, panel, 0, view.key_dim, &mut sink),
+                KvCodec::F16 => F16::decode::<S, 1>(s, panel, 0, view.key_dim, &mut sink),
+                KvCodec::Q8_0 => Q8_0::decode::<S, 1>(s, panel, 0, view.key_dim, &mut sink),
+                KvCodec::Q4_0 => Q4_0::decode::<S, 1>(s, panel, 0, view.key_dim, &mut sink),
+            }
+        }
+    }
+}
+
+/// The values of a page as f32, row by row.
+///
+/// # Safety
+/// The page is readable, `to` writable for its 64 rows.
+#[inline(always)]
+unsafe fn decode_values<S: Simd>(s: S, view: &ChunkView, page: usize, to: *mut f32) {
+    // SAFETY: the caller's promise; the codec says what the page holds.
+    unsafe {
+        match view.value_codec {
+            KvCodec::F32 => decode_rows::<S, values::F32>(s, view, page, to),
+            KvCodec::F16 => decode_rows::<S, values::F16>(s, view, page, to),
+            KvCodec::Q8_0 => decode_rows::<S, values::Q8_0>(s, view, page, to),
+            KvCodec::Q4_0 => decode_rows::<S, values::Q4_0>(s, view, page, to),
+        }
+    }
+}
+
+/// # Safety
+/// As [`decode_values`]; the values are of format `V`.
+#[inline(always)]
+unsafe fn decode_rows<S: Simd, V: ValueFormat>(s: S, view: &ChunkView, page: usize, to: *mut f32) {
+    for column in (0..view.value_dim).step_by(16) {
+        // SAFETY: 16 columns of a readable page.
+        let rows = unsafe { V::rows::<S, 1>(s, view.values[page], view.value_dim, column) };
+        for key in 0..PAGE_TOKENS {
+            // SAFETY: as above; the scratch holds the page.
+            unsafe {
+                let v = V::load(s, &rows, key, 0);
+                V::prefetch::<S, 1>(s, &rows, key, ahead(&view.values, page));
+                s.store(to.wrapping_add(key * view.value_dim + column), v);
+            }
+        }
+    }
+}
+
+/// Scores of a group's pairs with the keys of a page, as far as any sees them.
+///
+/// # Safety
+/// As [`chunk`]; `scores` is writable for a row of `CHUNK_KEYS` for each pair.
+#[inline(always)]
+unsafe fn score_page<S: Simd, const G: usize, const TILES: usize>(
+    s: S,
+    view: &ChunkView,
+    page: usize,
+    ahead: usize,
+    group: &PairGroup<'_>,
+    scores: *mut f32,
+) {
+    let (first, last) = group.keys();
+    let page_first = page * PAGE_TOKENS;
+    let keys = (first.max(page_first), last.min(page_first + PAGE_TOKENS));
+    // SAFETY: the caller's promise; the codec says what the page holds.
+    unsafe {
+        match view.key_codec {
+            KvCodec::F32 => score_keys::<S, F32, G, TILES>(s, view, ahead, group.q, keys, scores),
+            KvCodec::F16 => score_keys::<S, F16, G, TILES>(s, view, ahead, group.q, keys, scores),
+            KvCodec::Q8_0 => score_keys::<S, Q8_0, G, TILES>(s, view, ahead, group.q, keys, scores),
+            KvCodec::Q4_0 => score_keys::<S, Q4_0, G, TILES>(s, view, ahead, group.q, keys, scores),
+        }
+    }
+}
+
+/// # Safety
+/// As [`chunk`]; `weights` is a row of `CHUNK_KEYS` for each pair.
+#[inline(always)]
+unsafe fn mix_by_codec<S: Simd, const G: usize, const COLUMNS: usize>(
+    s: S,
+    view: &ChunkView,
+    page: (usize, usize),
+    weights: *const f32,
+    group: &PairGroup<'_>,
+    partials: Partials,
+) {
+    let mut seen = [Seen::default(); G];
+    seen.copy_from_slice(group.seen);
+    // SAFETY: the caller's promise; the codec says what the page holds.
+    unsafe {
+        match view.value_codec {
+            KvCodec::F32 => {
+                mix_page::<S, values::F32, G, COLUMNS>(s, view, page, weights, seen, partials)
+            }
+            KvCodec::F16 => {
+                mix_page::<S, values::F16, G, COLUMNS>(s, view, page, weights, seen, partials)
+            }
+            KvCodec::Q8_0 => {
+                mix_page::<S, values::Q8_0, G, COLUMNS>(s, view, page, weights, seen, partials)
+            }
+            KvCodec::Q4_0 => {
+                mix_page::<S, values::Q4_0, G, COLUMNS>(s, view, page, weights, seen, partials)
+            }
+        }
+    }
 }
 
 /// Where the partials of a call's pairs lie.
@@ -121,60 +341,6 @@ impl Partials {
     }
 }
 
-/// # Safety
-/// As [`chunk`].
-#[inline(always)]
-unsafe fn pairs<S: Simd, const G: usize, const TILES: usize, const COLUMNS: usize>(
-    s: S,
-    view: &ChunkView,
-    q: *const f32,
-    seen: [Seen; G],
-    softcap: Option<f32>,
-    partials: Partials,
-) {
-    let first = seen.iter().map(|seen| seen.from).min().unwrap_or(0);
-    let last = seen.iter().map(|seen| seen.to).max().unwrap_or(0);
-    let mut weights = [[0f32; CHUNK_KEYS]; G];
-    // SAFETY: the caller's promise; the codec says what the pages hold.
-    unsafe {
-        let keys = (first, last);
-        match view.key_codec {
-            KvCodec::F32 => scores::<S, F32, G, TILES>(s, view, q, keys, &mut weights),
-            KvCodec::F16 => scores::<S, F16, G, TILES>(s, view, q, keys, &mut weights),
-            KvCodec::Q8_0 => scores::<S, Q8_0, G, TILES>(s, view, q, keys, &mut weights),
-            KvCodec::Q4_0 => scores::<S, Q4_0, G, TILES>(s, view, q, keys, &mut weights),
-        }
-    }
-    for g in 0..G {
-        let (m, l) = soften(s, &mut weights[g], seen[g], softcap);
-        // SAFETY: a partial holds value_dim + 2 elements at least.
-        unsafe {
-            partials.at(g, view.value_dim).write(m);
-            partials.at(g, view.value_dim + 1).write(l);
-            std::ptr::write_bytes(partials.at(g, 0), 0, view.value_dim);
-        }
-    }
-    for page in first / PAGE_TOKENS..last.div_ceil(PAGE_TOKENS) {
-        // SAFETY: a page that some pair sees; the codec says what it holds.
-        unsafe {
-            match view.value_codec {
-                KvCodec::F32 => {
-                    mix_page::<S, values::F32, G, COLUMNS>(s, view, page, &weights, seen, partials)
-                }
-                KvCodec::F16 => {
-                    mix_page::<S, values::F16, G, COLUMNS>(s, view, page, &weights, seen, partials)
-                }
-                KvCodec::Q8_0 => {
-                    mix_page::<S, values::Q8_0, G, COLUMNS>(s, view, page, &weights, seen, partials)
-                }
-                KvCodec::Q4_0 => {
-                    mix_page::<S, values::Q4_0, G, COLUMNS>(s, view, page, &weights, seen, partials)
-                }
-            }
-        }
-    }
-}
-
 /// Scores of `G` pairs with the keys of `TILES` tiles, fed with key elements in ascending d.
 struct Scores<S: Simd, const G: usize, const TILES: usize> {
     acc: [[S::F; TILES]; G],
@@ -185,7 +351,7 @@ impl<S: Simd, const G: usize, const TILES: usize> WeightSink<S, TILES> for Score
     #[inline(always)]
     fn take(&mut self, s: S, d: usize, k: [S::F; TILES]) {
         for g in 0..G {
-            // SAFETY: q holds key_dim rows of MAX_PAIRS, by the promise of `scores`.
+            // SAFETY: q holds key_dim rows of MAX_PAIRS, by the promise of `score_keys`.
             let x = s.splat(unsafe { *self.q.wrapping_add(d * MAX_PAIRS + g) });
             for t in 0..TILES {
                 self.acc[g][t] = s.fma(x, k[t], self.acc[g][t]);
@@ -199,12 +365,13 @@ impl<S: Simd, const G: usize, const TILES: usize> WeightSink<S, TILES> for Score
 /// # Safety
 /// As [`chunk`]; the keys are panels of `P`.
 #[inline(always)]
-unsafe fn scores<S: Simd, P: PanelFormat, const G: usize, const TILES: usize>(
+unsafe fn score_keys<S: Simd, P: PanelFormat, const G: usize, const TILES: usize>(
     s: S,
     view: &ChunkView,
+    ahead: usize,
     q: *const f32,
     (first, last): (usize, usize),
-    scores: &mut [[f32; CHUNK_KEYS]; G],
+    scores: *mut f32,
 ) {
     let tile_bytes = 16 * view.key_codec.head_bytes(view.key_dim);
     let step = 16 * TILES;
@@ -215,7 +382,7 @@ unsafe fn scores<S: Simd, P: PanelFormat, const G: usize, const TILES: usize>(
             first: view.keys[key / PAGE_TOKENS].wrapping_add(tile * tile_bytes),
             stride: tile_bytes,
             cols: view.key_dim,
-            ahead: tile_bytes * TILES,
+            ahead,
         };
         let mut sink = Scores::<S, G, TILES> {
             acc: [[s.splat(0.0); TILES]; G],
@@ -225,7 +392,7 @@ unsafe fn scores<S: Simd, P: PanelFormat, const G: usize, const TILES: usize>(
         unsafe { P::decode::<S, TILES>(s, panels, 0, view.key_dim, &mut sink) };
         for g in 0..G {
             for t in 0..TILES {
-                let to = scores[g].as_mut_ptr().wrapping_add(key + 16 * t);
+                let to = scores.wrapping_add(g * CHUNK_KEYS + key + 16 * t);
                 // SAFETY: key + 16·TILES ≤ CHUNK_KEYS, as TILES divides the tiles of a page.
                 unsafe { s.store(to, sink.acc[g][t]) };
             }
@@ -233,21 +400,19 @@ unsafe fn scores<S: Simd, P: PanelFormat, const G: usize, const TILES: usize>(
     }
 }
 
-/// Turns the scores of the keys seen into exp(score − m), zero beside them in their tiles; gives
+/// Turns a row of scores of the keys seen into exp(score − m), zero beside them in their tiles; gives
 /// (m, Σ) with the sum in sixteen lanes over ascending tiles, then the lane tree.
+///
+/// # Safety
+/// `scores` is a row of `CHUNK_KEYS`.
 #[inline(always)]
-fn soften<S: Simd>(
-    s: S,
-    scores: &mut [f32; CHUNK_KEYS],
-    seen: Seen,
-    softcap: Option<f32>,
-) -> (f32, f32) {
+unsafe fn soften<S: Simd>(s: S, scores: *mut f32, seen: Seen, softcap: Option<f32>) -> (f32, f32) {
     let tiles = (seen.from / 16 * 16..seen.to).step_by(16);
     // Lanes of a tile that are seen; all of them but in the first and the last tile.
     let lanes = |tile: usize| (seen.from.saturating_sub(tile), (seen.to - tile).min(16));
     let mut max = s.splat(f32::NEG_INFINITY);
     for tile in tiles.clone() {
-        let p = scores.as_mut_ptr().wrapping_add(tile);
+        let p = scores.wrapping_add(tile);
         // SAFETY: tiles of 16 below CHUNK_KEYS.
         let mut v = unsafe { s.load(p) };
         if let Some(cap) = softcap {
@@ -264,7 +429,7 @@ fn soften<S: Simd>(
     let m = max_lanes(s, max);
     let mut sum = s.splat(0.0);
     for tile in tiles {
-        let p = scores.as_mut_ptr().wrapping_add(tile);
+        let p = scores.wrapping_add(tile);
         // SAFETY: as above.
         let v = unsafe { s.load(p) };
         let mut e = exp(s, s.sub(v, s.splat(m)));
@@ -287,27 +452,26 @@ fn soften<S: Simd>(
 unsafe fn mix_page<S: Simd, V: ValueFormat, const G: usize, const COLUMNS: usize>(
     s: S,
     view: &ChunkView,
-    page: usize,
-    weights: &[[f32; CHUNK_KEYS]; G],
+    (page, ahead): (usize, usize),
+    weights: *const f32,
     seen: [Seen; G],
     partials: Partials,
 ) {
     let values = view.values[page];
     let ranges = seen.map(|seen| seen.in_page(page));
-    let weights = weights
-        .each_ref()
-        .map(|w| w.as_ptr().wrapping_add(page * PAGE_TOKENS));
+    let row = |g: usize| weights.wrapping_add(g * CHUNK_KEYS + page * PAGE_TOKENS);
+    let weights: [*const f32; G] = std::array::from_fn(row);
     let mut column = 0;
     // SAFETY: columns up to value_dim, a multiple of 16; the rest is the caller's promise.
     unsafe {
         while column + COLUMNS * 16 <= view.value_dim {
             let rows = V::rows::<S, COLUMNS>(s, values, view.value_dim, column);
-            mix::<S, V, G, COLUMNS>(s, &rows, column, weights, ranges, partials);
+            mix::<S, V, G, COLUMNS>(s, (&rows, ahead), column, weights, ranges, partials);
             column += COLUMNS * 16;
         }
         while column < view.value_dim {
             let rows = V::rows::<S, 1>(s, values, view.value_dim, column);
-            mix::<S, V, G, 1>(s, &rows, column, weights, ranges, partials);
+            mix::<S, V, G, 1>(s, (&rows, ahead), column, weights, ranges, partials);
             column += 16;
         }
     }
@@ -321,7 +485,7 @@ unsafe fn mix_page<S: Simd, V: ValueFormat, const G: usize, const COLUMNS: usize
 #[inline(always)]
 unsafe fn mix<S: Simd, V: ValueFormat, const G: usize, const COLUMNS: usize>(
     s: S,
-    rows: &V::Rows,
+    (rows, ahead): (&V::Rows, usize),
     column: usize,
     weights: [*const f32; G],
     ranges: [(usize, usize); G],
@@ -368,7 +532,7 @@ unsafe fn mix<S: Simd, V: ValueFormat, const G: usize, const COLUMNS: usize>(
             // SAFETY: a row of a readable page.
             v[u] = unsafe { V::load(s, rows, key, u) };
         }
-        V::prefetch(s, rows, key);
+        V::prefetch::<S, COLUMNS>(s, rows, key, ahead);
         for g in 0..G {
             let w = weight(g, key);
             for u in 0..COLUMNS {

@@ -309,9 +309,9 @@ macro_rules! scales_last {
             unsafe fn scales<S: Simd>(s: S, panel: Panel, block: usize) -> Scales<S> {
                 let p = panel.at((64 * $lines + 64) * block + 64 * $lines);
                 s.prefetch(p.wrapping_add(AHEAD_BYTES));
+                let at_m = p.wrapping_add(32);
                 // SAFETY: the last 64 bytes of a block of a readable panel.
-                let (d, m) =
-                    unsafe { (s.load_f16(p.cast()), s.load_f16(p.wrapping_add(32).cast())) };
+                let (d, m) = unsafe { (s.load_f16(p.cast()), s.load_f16(at_m.cast())) };
                 Scales::whole(d, m)
             }
 
@@ -424,7 +424,12 @@ impl QuantFormat for Q6K {
     }
 
     #[inline(always)]
-    unsafe fn lines<S: Simd, const PART: usize>(s: S, panel: Panel, block: usize, sink: &mut impl LineSink<S>) {
+    unsafe fn lines<S: Simd, const PART: usize>(
+        s: S,
+        panel: Panel,
+        block: usize,
+        sink: &mut impl LineSink<S>,
+    ) {
         let p = panel.at(block / 8 * Self::SUPER_BYTES + 320 + block % 8 * 384);
         // SAFETY: the lines of a block of a readable panel.
         unsafe {

@@ -19,6 +19,9 @@ pub(crate) trait ValueFormat {
     /// Some columns of the rows of a page.
     type Rows;
 
+    /// Bytes of 16 columns of a row.
+    const COLUMN_BYTES: usize;
+
     /// Columns `column..column + 16·COLUMNS` of a page; COLUMNS is 1, 2 or 4 and divides
     /// `column / 16`.
     ///
@@ -37,8 +40,17 @@ pub(crate) trait ValueFormat {
     /// Columns and rows that `rows` was made for.
     unsafe fn load<S: Simd>(s: S, rows: &Self::Rows, key: usize, u: usize) -> S::F;
 
-    /// Hints at what comes after row `key`.
-    fn prefetch<S: Simd>(s: S, rows: &Self::Rows, key: usize);
+    /// Hints that row `key` of the page `ahead` bytes on will be read.
+    #[inline(always)]
+    fn prefetch<S: Simd, const COLUMNS: usize>(s: S, rows: &Self::Rows, key: usize, ahead: usize) {
+        let p = Self::row(rows, key).wrapping_add(ahead);
+        for line in (0..COLUMNS * Self::COLUMN_BYTES).step_by(64) {
+            s.prefetch(p.wrapping_add(line));
+        }
+    }
+
+    /// Where the columns of row `key` begin.
+    fn row(rows: &Self::Rows, key: usize) -> *const u8;
 }
 
 /// Columns of rows `stride` bytes apart.
@@ -47,15 +59,14 @@ pub(crate) struct PlainRows {
     stride: usize,
 }
 
-/// How many bytes ahead of its use a row is asked for.
-const AHEAD_BYTES: usize = 8192;
-
 macro_rules! plain_values {
     ($name:ident, $element:ty, $load:ident) => {
         pub(crate) struct $name;
 
         impl ValueFormat for $name {
             type Rows = PlainRows;
+
+            const COLUMN_BYTES: usize = 16 * size_of::<$element>();
 
             #[inline(always)]
             unsafe fn rows<S: Simd, const COLUMNS: usize>(
@@ -80,8 +91,8 @@ macro_rules! plain_values {
             }
 
             #[inline(always)]
-            fn prefetch<S: Simd>(s: S, rows: &PlainRows, key: usize) {
-                s.prefetch(rows.base.wrapping_add(key * rows.stride + AHEAD_BYTES));
+            fn row(rows: &PlainRows, key: usize) -> *const u8 {
+                rows.base.wrapping_add(key * rows.stride)
             }
         }
     };
@@ -130,17 +141,12 @@ unsafe fn scaled_rows<S: Simd, const COLUMNS: usize>(
     }
 }
 
-impl ScaledRows {
-    #[inline(always)]
-    fn prefetch<S: Simd>(&self, s: S, key: usize) {
-        s.prefetch(self.base.wrapping_add(key * self.stride + AHEAD_BYTES));
-    }
-}
-
 pub(crate) struct Q8_0;
 
 impl ValueFormat for Q8_0 {
     type Rows = ScaledRows;
+
+    const COLUMN_BYTES: usize = 16;
 
     #[inline(always)]
     unsafe fn rows<S: Simd, const COLUMNS: usize>(
@@ -162,8 +168,8 @@ impl ValueFormat for Q8_0 {
     }
 
     #[inline(always)]
-    fn prefetch<S: Simd>(s: S, rows: &ScaledRows, key: usize) {
-        rows.prefetch(s, key);
+    fn row(rows: &ScaledRows, key: usize) -> *const u8 {
+        rows.base.wrapping_add(key * rows.stride)
     }
 }
 
@@ -171,6 +177,8 @@ pub(crate) struct Q4_0;
 
 impl ValueFormat for Q4_0 {
     type Rows = ScaledRows;
+
+    const COLUMN_BYTES: usize = 8;
 
     #[inline(always)]
     unsafe fn rows<S: Simd, const COLUMNS: usize>(
@@ -194,7 +202,7 @@ impl ValueFormat for Q4_0 {
     }
 
     #[inline(always)]
-    fn prefetch<S: Simd>(s: S, rows: &ScaledRows, key: usize) {
-        rows.prefetch(s, key);
+    fn row(rows: &ScaledRows, key: usize) -> *const u8 {
+        rows.base.wrapping_add(key * rows.stride)
     }
 }
