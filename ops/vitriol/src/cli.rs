@@ -8,7 +8,10 @@ use vitriol_profile::{Overrides, Profile};
 
 use vitriol_chassis::{Exit, Failure};
 
-use crate::logs::{Lines, Place, Since, Unit};
+use crate::{
+    bench::args::BenchArgs,
+    logs::{Lines, Place, Since, Unit},
+};
 
 /// Run and use VITRIOL, the LLM appliance of one machine.
 #[derive(Debug, Parser)]
@@ -51,6 +54,8 @@ pub enum Command {
     },
     /// Show what the daemons logged
     Logs(LogsArgs),
+    /// Measure the engine in a process of its own, or a running house through its API
+    Bench(BenchArgs),
     /// Print a completion script for a shell
     Completions {
         /// The shell, for instance bash; its own documentation says where the script goes
@@ -73,6 +78,7 @@ impl Command {
             Command::Status(args) => Some(&mut args.settings),
             Command::Doctor(args) => Some(&mut args.settings),
             Command::Logs(args) => Some(&mut args.settings),
+            Command::Bench(args) => Some(args.settings_mut()),
             Command::Model(ModelCommand::Info(args)) => Some(&mut args.settings),
             Command::Config(ConfigCommand::Show { settings, .. })
             | Command::Config(ConfigCommand::Save { settings, .. }) => Some(settings),

@@ -24,6 +24,9 @@ const CONNECT_TIMEOUT: Duration = Duration::from_secs(5);
 /// An error body larger than this is not worth reading.
 const ERROR_BYTES_MAX: usize = 64 << 10;
 
+/// Largest JSON answer that is taken.
+const JSON_BYTES_MAX: usize = 4 << 20;
+
 /// Why a request failed.
 #[derive(Debug, thiserror::Error)]
 pub enum HttpError {
@@ -94,12 +97,7 @@ impl Api {
         body: &Value,
     ) -> Result<EventStream, HttpError> {
         let (mut sender, connection) = self.connect().await?;
-        let mut request = Request::builder()
-            .method(Method::POST)
-            .uri(path)
-            .header(HOST, &self.authority)
-            .header(CONTENT_TYPE, "application/json")
-            .header(ACCEPT, "text/event-stream");
+        let mut request = self.post(path).header(ACCEPT, "text/event-stream");
         for (name, value) in headers {
             request = request.header(*name, *value);
         }
@@ -113,6 +111,41 @@ impl Api {
         } else {
             Err(refusal(response).await)
         }
+    }
+
+    /// What `path` answers in JSON.
+    ///
+    /// Errors: no connection, any status but 200, or no JSON of a reasonable size.
+    pub async fn get_json(&self, path: &str) -> Result<Value, HttpError> {
+        let request = Request::builder().uri(path).header(HOST, &self.authority);
+        self.ask_json(request.body(Full::default())?).await
+    }
+
+    /// As [`Self::get_json`], for JSON that is posted.
+    pub async fn post_json(&self, path: &str, body: &Value) -> Result<Value, HttpError> {
+        let body = Full::new(Bytes::from(body.to_string()));
+        self.ask_json(self.post(path).body(body)?).await
+    }
+
+    fn post(&self, path: &str) -> hyper::http::request::Builder {
+        Request::builder()
+            .method(Method::POST)
+            .uri(path)
+            .header(HOST, &self.authority)
+            .header(CONTENT_TYPE, "application/json")
+    }
+
+    async fn ask_json(&self, request: Request<Full<Bytes>>) -> Result<Value, HttpError> {
+        let (mut sender, _connection) = self.connect().await?;
+        let response = sender.send_request(request).await;
+        let response = response.map_err(HttpError::Broken)?;
+        if response.status() != StatusCode::OK {
+            return Err(refusal(response).await);
+        }
+        let malformed = |error: &dyn std::fmt::Display| HttpError::Malformed(error.to_string());
+        let body = Limited::new(response.into_body(), JSON_BYTES_MAX);
+        let body = body.collect().await.map_err(|error| malformed(&error))?;
+        serde_json::from_slice(&body.to_bytes()).map_err(|error| malformed(&error))
     }
 
     /// Whether `path` answers 200.

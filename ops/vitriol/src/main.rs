@@ -5,6 +5,7 @@
     reason = "a command-line program prints"
 )]
 
+mod bench;
 mod chat;
 mod cli;
 mod completions;
@@ -56,6 +57,7 @@ async fn run(command: Command, environment: &Environment) -> Result<(), Failure>
         Command::CheckPort { listen } => up::check_port(listen),
         Command::Config(command) => config::run(command, environment),
         Command::Logs(args) => logs::run(&args, environment).await,
+        Command::Bench(args) => bench::run(&args, environment).await,
         Command::Completions { shell } => completions::run(shell),
         Command::Man { dir } => manual::run(dir.as_deref()),
     }

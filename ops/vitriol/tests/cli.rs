@@ -37,7 +37,7 @@ fn text(bytes: &[u8]) -> String {
 
 #[test]
 fn help_of_every_command() {
-    let commands: [&[&str]; 18] = [
+    let commands: [&[&str]; 20] = [
         &[],
         &["up"],
         &["chat"],
@@ -54,6 +54,8 @@ fn help_of_every_command() {
         &["config", "load"],
         &["config", "save"],
         &["logs"],
+        &["bench"],
+        &["bench", "soak"],
         &["completions"],
         &["man"],
     ];
@@ -73,8 +75,20 @@ fn help_of_every_command() {
 
 #[test]
 fn errors_are_one_line_with_the_remedy_and_the_houses_codes() {
-    let cases: [(&[&str], i32, &str); 12] = [
+    let cases: [(&[&str], i32, &str); 16] = [
         (&["fly"], 64, "unrecognized subcommand 'fly'"),
+        (&["bench", "--via", "http", "m.gguf"], 64, "no model"),
+        (&["bench", "--via", "http"], 69, "start the house"),
+        (
+            &["bench", "soak", "--minutes", "never"],
+            64,
+            "number of minutes",
+        ),
+        (
+            &["bench", "--bin-dir", "/nonexistent", "m.gguf"],
+            69,
+            "/nonexistent/vitriol-engine",
+        ),
         (&["up", "--thread", "2"], 64, "'--threads'"),
         (&["up", "--threads", "many"], 64, "'many'"),
         (
