@@ -28,7 +28,9 @@ read_arguments() {
         default_option --rows pp512,tg0,tg2048
         default_option --repeat 3
     else
-        default_option --threads "1,$(nproc)"
+        local cores
+        cores=$(nproc)
+        default_option --threads "1$( ((cores == 1)) || echo ",$cores")"
         default_option --kv-keys f16,q8_0
     fi
     mkdir -p "$out"
@@ -77,7 +79,8 @@ quietly() {
     # shellcheck disable=SC2016
     setsid sh -c '{ echo -20 >/proc/self/autogroup; } 2>/dev/null; exec "$@"' sh "$@" &
     pid=$!
-    trap 'kill "$pid" 2>/dev/null' INT TERM
+    # All of its group: a worker would first end what it computes.
+    trap 'kill -- "-$pid" 2>/dev/null' INT TERM
     wait "$pid" || status=$?
     trap - INT TERM
     return "$status"
