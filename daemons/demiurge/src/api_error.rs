@@ -152,11 +152,12 @@ impl ApiError {
             .code("invalid_header")
     }
 
-    /// 400: prompt does not fit the context window (tokens).
-    pub fn context_overflow(prompt_tokens: u32, context_tokens: u32) -> ApiError {
+    /// 400: prompt does not fit the context window (tokens); `is_least`: it has that many or more.
+    pub fn context_overflow(prompt_tokens: u32, is_least: bool, context_tokens: u32) -> ApiError {
+        let at_least = if is_least { "at least " } else { "" };
         // Agents look for either phrase, so both are in the message.
         let message = format!(
-            "the request has {prompt_tokens} prompt tokens, which exceeds the available context \
+            "the request has {at_least}{prompt_tokens} prompt tokens, which exceeds the available context \
              size of {context_tokens} tokens (context_length_exceeded); shorten the conversation"
         );
         let mut error = ApiError::new(StatusCode::BAD_REQUEST, ErrorKind::ContextOverflow, message)
@@ -320,7 +321,8 @@ impl ApiError {
             .code("template_error")
             .param(prompt_param),
             FailureKind::ContextOverflow => {
-                ApiError::context_overflow(failed.prompt_tokens, failed.context_tokens)
+                let is_least = failed.prompt_tokens_is_least;
+                ApiError::context_overflow(failed.prompt_tokens, is_least, failed.context_tokens)
                     .param(prompt_param)
             }
             FailureKind::Busy => ApiError::busy(
@@ -400,7 +402,7 @@ mod tests {
 
     #[test]
     fn overflow_has_both_phrases_and_both_numbers() {
-        let error = ApiError::context_overflow(9000, 8192).param("messages");
+        let error = ApiError::context_overflow(9000, false, 8192).param("messages");
         let body = error.body(Dialect::OpenAi);
         let message = body["error"]["message"].as_str().unwrap();
         assert!(message.contains("exceeds the available context size"));
@@ -409,6 +411,12 @@ mod tests {
         assert_eq!(body["error"]["code"], "context_length_exceeded");
         assert_eq!(body["error"]["n_prompt_tokens"], 9000);
         assert_eq!(body["error"]["n_ctx"], 8192);
+        let uncounted = ApiError::context_overflow(9000, true, 8192).body(Dialect::OpenAi);
+        let message = uncounted["error"]["message"].as_str().unwrap();
+        assert!(
+            message.contains("has at least 9000 prompt tokens"),
+            "{message}"
+        );
     }
 
     #[test]

@@ -70,7 +70,7 @@ pub fn prepare(engine: &Engine, submit: &Submit) -> Result<Prepared, Refusal> {
     }
     let context = engine.limits.context_tokens;
     if prompt.len() >= context {
-        return Err(overflow(prompt.len(), context));
+        return Err(overflow("", prompt.len(), context));
     }
     let room = context - prompt.len();
     let window = match submit.window_tokens {
@@ -87,11 +87,11 @@ pub fn prepare(engine: &Engine, submit: &Submit) -> Result<Prepared, Refusal> {
     })
 }
 
-fn overflow(prompt_tokens: usize, context: usize) -> Refusal {
+fn overflow(at_least: &str, prompt_tokens: usize, context: usize) -> Refusal {
     let mut refusal = Refusal::new(
         FailureKind::ContextOverflow,
         format!(
-            "the prompt of {prompt_tokens} tokens exceeds the available context size of {context} \
+            "the prompt of {at_least}{prompt_tokens} tokens exceeds the available context size of {context} \
              tokens (context_length_exceeded)"
         ),
     );
@@ -143,7 +143,11 @@ fn refuse_hopeless(engine: &Engine, language: &Language, bytes: usize) -> Result
     let context = engine.limits.context_tokens;
     match tokens_min < context {
         true => Ok(()),
-        false => Err(overflow(tokens_min, context)),
+        false => {
+            let mut refusal = overflow("at least ", tokens_min, context);
+            refusal.0.prompt_tokens_is_least = true;
+            Err(refusal)
+        }
     }
 }
 

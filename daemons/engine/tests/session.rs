@@ -413,7 +413,7 @@ async fn bad_requests_fail_with_their_reason() {
         (
             text(1, &"a".repeat(16 << 20), 5),
             FailureKind::ContextOverflow,
-            "context_length_exceeded",
+            "at least",
         ),
         (chat(1, "{"), FailureKind::Invalid, "messages"),
         (chat(1, "[]"), FailureKind::Invalid, "messages"),

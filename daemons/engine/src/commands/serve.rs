@@ -221,6 +221,11 @@ fn bring_up(config: Config, daemon: &Daemon) -> Result<Serving, Failure> {
     .map_err(|error| failure(&error))?;
     let (file_bytes, template) = (loaded.file_bytes, std::mem::take(&mut loaded.chat_template));
     let weights_bytes = loaded.model.totals.weights_bytes;
+    if template.trim().is_empty() && loaded.language.is_some() {
+        tracing::warn!(
+            "the model has no chat template: chats are put to it in ChatML, which it may not know"
+        );
+    }
     let limits = EngineLimits {
         pages: plan(&loaded.model.hyper).pages(&loaded.model.kv_groups),
         ..config.limits
