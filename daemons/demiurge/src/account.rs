@@ -16,8 +16,11 @@ use crate::decision_log::{Decision, DecisionLog, SCHEMA};
 use crate::lane::{Cause, Lane, LaneInputs, Verdict};
 use crate::metrics::{Metrics, RequestLabels};
 
-/// Status in the log for a client that left before it got one.
+/// Status in the log for a client that left, before its answer or in the middle of it.
 const CLIENT_LEFT: u16 = 499;
+
+/// How a request ended that nobody ended otherwise.
+const CANCELLED: &str = "cancelled";
 
 /// The running account of a request. Dropping it writes the decision line and the metrics; whoever
 /// drops a request on the way (a client that leaves, a drain) thereby closes its account as
@@ -52,7 +55,7 @@ impl Account {
             model: None,
             stream: false,
             status: CLIENT_LEFT,
-            finish: "cancelled",
+            finish: CANCELLED,
             error: None,
             prompt_tokens: None,
             cached_tokens: None,
@@ -102,6 +105,18 @@ impl Account {
     /// The engine took the prompt.
     pub fn accepted(&mut self, prompt_tokens: u32) {
         self.line.prompt_tokens = Some(prompt_tokens);
+        self.line.completion_tokens = Some(0);
+    }
+
+    /// So many prompt tokens needed no computing.
+    pub fn prefilled(&mut self, cached_tokens: u32) {
+        self.line.cached_tokens = Some(cached_tokens);
+    }
+
+    /// The client's connection takes text that stands for so many tokens more.
+    pub fn delivered(&mut self, tokens: u32) {
+        let before = self.line.completion_tokens.unwrap_or(0);
+        self.line.completion_tokens = Some(before.saturating_add(tokens));
     }
 
     /// An answer's head goes out.
@@ -121,15 +136,6 @@ impl Account {
         self.line.cached_tokens = Some(usage.cached_tokens);
         self.line.completion_tokens = Some(usage.completion_tokens);
         self.line.queue_ms = Some(thousandths(usage.queue_ms));
-        self.metrics
-            .prompt_tokens
-            .inc_by(usage.prompt_tokens.into());
-        self.metrics
-            .cached_tokens
-            .inc_by(usage.cached_tokens.into());
-        self.metrics
-            .completion_tokens
-            .inc_by(usage.completion_tokens.into());
     }
 
     /// The request ends with an error.
@@ -158,6 +164,18 @@ impl Drop for Account {
         let total = self.begun.elapsed();
         self.line.total_ms = milliseconds(total);
         self.line.ttft_ms = self.first_text.map(milliseconds);
+        if self.line.finish == CANCELLED {
+            // Of a stream 200 went out, but the client did not get the answer that this promised.
+            self.line.status = CLIENT_LEFT;
+        }
+        let (metrics, line) = (&self.metrics, &self.line);
+        for (counter, tokens) in [
+            (&metrics.prompt_tokens, line.prompt_tokens),
+            (&metrics.cached_tokens, line.cached_tokens),
+            (&metrics.completion_tokens, line.completion_tokens),
+        ] {
+            counter.inc_by(tokens.unwrap_or(0).into());
+        }
         let outcome = self.line.error.unwrap_or(self.line.finish);
         let labels = RequestLabels {
             route: self.line.route,
@@ -193,6 +211,7 @@ fn log_end(line: &Decision) {
             vitriol_lane,
             cause,
             finish = line.finish,
+            status = line.status,
             prompt_tokens = line.prompt_tokens,
             cached_tokens = line.cached_tokens,
             completion_tokens = line.completion_tokens,

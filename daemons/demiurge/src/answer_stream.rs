@@ -11,7 +11,7 @@ use std::time::Duration;
 use bytes::Bytes;
 use futures_util::{Stream, stream};
 use tokio_util::sync::CancellationToken;
-use vitriol_proto::engine::v1::{Finished, Prefill};
+use vitriol_proto::engine::v1::Finished;
 
 use crate::account::Account;
 use crate::answer::{Answer, Route, finish_word};
@@ -85,8 +85,15 @@ impl AnswerStream {
                 () = silence.as_mut() => return Some(sse::PING),
             };
             let frame = match event {
-                EngineEvent::Accepted { .. } | EngineEvent::Prefill(Prefill { .. }) => None,
-                EngineEvent::Delta { text, .. } => self.text_frame(&text),
+                EngineEvent::Accepted { .. } => None,
+                EngineEvent::Prefill(prefill) => {
+                    self.account.prefilled(prefill.tokens_cached);
+                    None
+                }
+                EngineEvent::Delta { text, tokens } => {
+                    self.account.delivered(tokens);
+                    self.text_frame(&text)
+                }
                 EngineEvent::Finished(finished) => Some(self.finish(&finished)),
                 EngineEvent::Failed(failed) => {
                     let error = ApiError::from_failed(failed, self.route.prompt_param());

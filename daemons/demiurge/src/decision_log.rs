@@ -41,7 +41,7 @@ pub struct Decision {
     /// Name of the model that answered, ours, never the client's word for it.
     pub model: Option<String>,
     pub stream: bool,
-    /// HTTP status; 499 when the client left before there was one.
+    /// HTTP status; 499 when the client left, whether or not its stream had begun.
     pub status: u16,
     /// `stop`, `length`, `cancelled` or `error`.
     pub finish: &'static str,
@@ -49,6 +49,7 @@ pub struct Decision {
     pub error: Option<&'static str>,
     pub prompt_tokens: Option<u32>,
     pub cached_tokens: Option<u32>,
+    /// Of an answer that did not finish: those whose text was on its way to the client.
     pub completion_tokens: Option<u32>,
     pub queue_ms: Option<f64>,
     pub ttft_ms: Option<f64>,

@@ -28,7 +28,7 @@ pub struct Metrics {
     pub connections: Gauge,
     pub time_to_first_text: SecondsHistogram,
     pub request_duration: SecondsHistogram,
-    /// Prompt tokens of finished requests, reused ones among them.
+    /// Prompt tokens of requests that the engine took, reused ones among them.
     pub prompt_tokens: Counter,
     pub cached_tokens: Counter,
     pub completion_tokens: Counter,
@@ -92,7 +92,7 @@ impl Metrics {
         for (name, help, counter) in [
             (
                 "prompt_tokens",
-                "Prompt tokens of finished requests",
+                "Prompt tokens of requests that the engine took",
                 &self.prompt_tokens,
             ),
             (
@@ -102,7 +102,7 @@ impl Metrics {
             ),
             (
                 "completion_tokens",
-                "Tokens of finished answers",
+                "Tokens of answers, whole or not",
                 &self.completion_tokens,
             ),
             (

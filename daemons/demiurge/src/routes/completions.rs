@@ -237,8 +237,10 @@ async fn collect(
             () = app.drain.expired.cancelled() => return Err(shutting_down()),
         };
         match event {
-            EngineEvent::Accepted { .. } | EngineEvent::Prefill(_) => {}
-            EngineEvent::Delta { text: more, .. } => {
+            EngineEvent::Accepted { .. } => {}
+            EngineEvent::Prefill(prefill) => account.prefilled(prefill.tokens_cached),
+            EngineEvent::Delta { text: more, tokens } => {
+                account.delivered(tokens);
                 if !more.is_empty() {
                     account.text();
                 }

@@ -5,7 +5,7 @@ use std::io::Write;
 use vitriol_proto::engine::v1::FinishReason;
 
 use super::demiurge::{House, chat};
-use super::scripted_engine::Act;
+use super::scripted_engine::{Act, PROMPT_TOKENS};
 
 /// The bytes of a POST of `body`.
 fn request_bytes(house: &House, body: &str) -> Vec<u8> {
@@ -17,8 +17,9 @@ fn request_bytes(house: &House, body: &str) -> Vec<u8> {
     .into_bytes()
 }
 
-/// After the client has left: the engine heard of it, nothing is left, the account is closed.
-fn assert_cancelled(house: &House, status: u64) {
+/// After the client has left: the engine heard of it, nothing is left, the account is closed. Gives the
+/// tokens it names, of the prompt and of the answer.
+fn assert_cancelled(house: &House) -> (Option<u64>, Option<u64>) {
     house
         .engine
         .until("the engine hears of it", |record| record.cancels.len() == 1);
@@ -30,9 +31,18 @@ fn assert_cancelled(house: &House, status: u64) {
         .until_metric("vitriol_demiurge_requests_in_flight", 0.0);
     let decision = house.demiurge.until_decisions(1).remove(0);
     assert_eq!(decision["finish"], "cancelled");
-    assert_eq!(decision["status"], status);
+    assert_eq!(decision["status"], 499);
     house.engine.assert_no_breach();
+    let tokens = |field| decision[field].as_u64();
+    let counted = tokens("completion_tokens").unwrap_or(0) as f64;
+    house
+        .demiurge
+        .until_metric("vitriol_demiurge_completion_tokens_total", counted);
+    (tokens("prompt_tokens"), tokens("completion_tokens"))
 }
+
+/// Tokens of every scripted prompt.
+const PROMPT: Option<u64> = Some(PROMPT_TOKENS as u64);
 
 #[test]
 fn in_the_middle_of_a_stream() {
@@ -44,7 +54,7 @@ fn in_the_middle_of_a_stream() {
     assert!(stream.next_chunk().unwrap().is_some());
     assert!(house.engine.record().cancels.is_empty());
     drop(stream);
-    assert_cancelled(&house, 200);
+    assert_eq!(assert_cancelled(&house), (PROMPT, Some(1)));
 }
 
 #[test]
@@ -55,7 +65,7 @@ fn before_the_first_text_of_a_stream() {
         .post_stream("/v1/chat/completions", &chat(true))
         .unwrap();
     drop(stream);
-    assert_cancelled(&house, 200);
+    assert_eq!(assert_cancelled(&house), (PROMPT, Some(0)));
 }
 
 #[test]
@@ -67,7 +77,8 @@ fn while_a_whole_answer_is_collected() {
         .engine
         .until("it is sent", |record| record.sent.len() == 1);
     drop(connection);
-    assert_cancelled(&house, 499);
+    // How far it had come on this side of the wire is not known.
+    assert_cancelled(&house);
 }
 
 #[test]
@@ -80,7 +91,7 @@ fn before_the_engine_has_accepted() {
             .engine
             .until("it is submitted", |record| record.submits.len() == 1);
         drop(connection);
-        assert_cancelled(&house, 499);
+        assert_eq!(assert_cancelled(&house), (None, None));
     }
 }
 
