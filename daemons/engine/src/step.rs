@@ -195,7 +195,7 @@ impl Drop for StepThread {
 /// Why the step thread could not start.
 #[derive(Debug, thiserror::Error)]
 pub enum StartError {
-    #[error("cannot set up the KV pool")]
+    #[error("cannot set up the KV pool; lower kv_bytes_max")]
     Kv(#[from] KvError),
     #[error("cannot start the step thread")]
     Thread(#[from] std::io::Error),

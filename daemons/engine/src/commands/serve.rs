@@ -7,6 +7,7 @@ use crate::{
     model::{Hyperparameters, KvGroup, LoadProgress},
     scheduler::StepBudget,
     service::{EngineService, MESSAGE_BYTES_MAX, Serving},
+    step::StartError,
 };
 use std::{
     io::ErrorKind,
@@ -251,10 +252,13 @@ fn bring_up(config: Config, daemon: &Daemon) -> Result<Serving, Failure> {
     ))
 }
 
-/// A file that cannot be run is a matter of configuration; what the machine refuses is ours.
+/// A file that cannot be run and a pool that has no place are matters of configuration, which no
+/// restart mends.
 fn failure(error: &LoadError) -> Failure {
     let exit = match error {
-        LoadError::SelfTest(_) | LoadError::Engine(EngineError::Start(_)) => Exit::Internal,
+        LoadError::SelfTest(_) | LoadError::Engine(EngineError::Start(StartError::Thread(_))) => {
+            Exit::Internal
+        }
         _ => Exit::Config,
     };
     Failure::new(exit, with_causes(error))
