@@ -177,20 +177,23 @@ fn ctrl_c_lets_running_answers_finish() {
 }
 
 #[test]
-fn a_terminal_that_hangs_up_twice_is_not_impatient() {
+fn a_second_sigterm_or_hangup_goes_on_draining() {
     let house = House::start(&Setup::default()).unwrap();
     let mut stream = house
         .client()
         .post_stream("/v1/chat/completions", &question(200, true))
         .unwrap();
     stream.next_chunk().unwrap().unwrap();
-    for _ in 0..2 {
-        house.signal_up(Signal::HUP).unwrap();
+    let demiurge = house.daemon_pid(DEMIURGE).unwrap();
+    for signal in [Signal::HUP, Signal::TERM, Signal::TERM] {
+        house.signal_up(signal).unwrap();
         eventually(Duration::from_secs(10), "the end has begun", || {
             house.said().contains("stopping: ").then_some(())
         })
         .unwrap();
     }
+    // `up` has asked it already, or does so now.
+    process::signal(demiurge, Signal::TERM).unwrap();
     stream.chunks().expect("the answer goes on to [DONE]");
     let status = house.wait_up(Duration::from_secs(30)).unwrap();
     assert_eq!(status.code(), Some(0), "{}", house.said());

@@ -56,10 +56,10 @@ enum Heard {
     Status(DaemonId, Option<GetResponse>),
     /// Demiurge answers clients, so the engine computes for it.
     DoorOpen(SocketAddr),
-    /// ctrl-C or SIGTERM; the second one asks for a kill.
+    /// ctrl-C; the second one asks for a kill.
+    Interrupt,
+    /// SIGTERM, or the terminal has gone: an end is wanted, nobody is impatient.
     Stop,
-    /// The terminal has gone: an end is wanted, nobody is impatient.
-    Hangup,
     Wake,
 }
 
@@ -176,9 +176,9 @@ impl House {
                 Some(report) = self.reported.recv() => Heard::Report(report),
                 Some((id, status)) = statuses.recv() => Heard::Status(id, status),
                 Some(address) = self.door_open.recv() => Heard::DoorOpen(address),
-                _ = interrupt.recv() => Heard::Stop,
+                _ = interrupt.recv() => Heard::Interrupt,
                 _ = terminate.recv() => Heard::Stop,
-                _ = hangup.recv() => Heard::Hangup,
+                _ = hangup.recv() => Heard::Stop,
                 () = reached(wake) => Heard::Wake,
             };
             events.extend(self.note(heard));
@@ -225,9 +225,9 @@ impl House {
     fn note(&mut self, heard: Heard) -> Option<Event> {
         match heard {
             Heard::Wake => Some(Event::Tick),
-            Heard::Stop if self.supervisor.is_stopping() => Some(Event::KillAsked),
-            Heard::Hangup if self.supervisor.is_stopping() => None,
-            Heard::Stop | Heard::Hangup => {
+            Heard::Interrupt if self.supervisor.is_stopping() => Some(Event::KillAsked),
+            Heard::Stop if self.supervisor.is_stopping() => None,
+            Heard::Interrupt | Heard::Stop => {
                 self.lines
                     .message("stopping: running answers may finish; ctrl-C again kills");
                 Some(Event::StopAsked)
