@@ -2,6 +2,8 @@
 
 #[path = "cli/config.rs"]
 mod config;
+#[path = "cli/install.rs"]
+mod install;
 #[path = "cli/logs.rs"]
 mod logs;
 #[path = "cli/pages.rs"]
