@@ -42,11 +42,13 @@ impl KvStores {
         let group = &mut self.groups[group];
         let index = page as usize;
         assert!(index < group.pages, "page {page} of {}", group.pages);
-        if index >= group.committed {
-            group.store.commit(index + 1)?;
-            group.committed = index + 1;
+        if index < group.committed {
+            group.store.zero_page(page);
+            return Ok(());
         }
-        group.store.zero_page(page);
+        // Fresh memory is zero.
+        group.store.commit(index + 1)?;
+        group.committed = index + 1;
         Ok(())
     }
 

@@ -77,30 +77,25 @@ pub(crate) trait Simd: Copy {
     /// As [`Simd::dot`] for bytes w + 128 of any w. From [`Simd::start_biased`] on the chain gives
     /// Σ w·x.
     fn dot_biased(self, acc: Self::Bits, w: Self::Bits, x: Self::Bits) -> Self::Bits;
-    /// Per lane the larger, as signed integers.
-    fn max_words(self, a: Self::Bits, b: Self::Bits) -> Self::Bits;
-    /// Σ over lanes, as signed integers.
-    fn sum_words(self, v: Self::Bits) -> i32;
-    /// Largest of lanes that are numbers.
-    fn largest(self, v: Self::F) -> f32;
-    /// Smallest of lanes that are numbers.
-    fn smallest(self, v: Self::F) -> f32;
-    /// Largest of the lanes, as signed integers.
-    fn largest_word(self, v: Self::Bits) -> i32;
+    /// Smallest and largest of 32 lanes, and whether all are numbers; if not, the two may be anything.
+    fn range(self, v: [Self::F; 2]) -> (f32, f32, bool);
+    /// Stores (v − middle)·inverse, rounded to nearest even, as signed bytes; gives Σ of the first and
+    /// of the last 16. What is beyond a byte may become anything.
+    ///
+    /// # Safety
+    /// `p` must be writable for 32 bytes; no alignment needed.
+    unsafe fn store_bytes(
+        self,
+        p: *mut u8,
+        v: [Self::F; 2],
+        middle: f32,
+        inverse: f32,
+    ) -> (i32, i32);
     /// Per lane, as signed integers.
     fn words_to_f32(self, v: Self::Bits) -> Self::F;
-    /// The bits of each lane.
-    fn bits_of(self, v: Self::F) -> Self::Bits;
-    /// Nearest integers, ties to even; lanes within ±2^22.
-    fn rounded(self, v: Self::F) -> Self::Bits;
     /// # Safety
     /// `p` must be writable for 16 words; no alignment needed.
     unsafe fn store_bits(self, p: *mut u32, v: Self::Bits);
-    /// Stores the lowest byte of each lane.
-    ///
-    /// # Safety
-    /// `p` must be writable for 16 bytes; no alignment needed.
-    unsafe fn store_low_bytes(self, p: *mut u8, v: Self::Bits);
     /// Per lane v & mask, as signed integer converted to f32.
     fn masked_to_f32(self, v: Self::Bits, mask: u32) -> Self::F;
     /// # Safety

@@ -192,47 +192,54 @@ impl<const VNNI: bool> Simd for Avx2<VNNI> {
         })
     }
     #[inline(always)]
-    fn max_words(self, a: Self::Bits, b: Self::Bits) -> Self::Bits {
-        both!(h => _mm256_max_epi32(a[h], b[h]))
-    }
-    #[inline(always)]
-    fn sum_words(self, v: Self::Bits) -> i32 {
+    fn range(self, [a, b]: [Self::F; 2]) -> (f32, f32, bool) {
         // SAFETY: the witness shows that the instructions exist.
         unsafe {
-            let v = _mm256_add_epi32(v[0], v[1]);
-            let v = _mm_add_epi32(_mm256_castsi256_si128(v), _mm256_extracti128_si256::<1>(v));
-            let v = _mm_add_epi32(v, _mm_shuffle_epi32::<0b01_00_11_10>(v));
-            _mm_cvtsi128_si32(_mm_add_epi32(v, _mm_shuffle_epi32::<0b10_11_00_01>(v)))
+            let high = _mm256_max_ps(_mm256_max_ps(a[0], a[1]), _mm256_max_ps(b[0], b[1]));
+            let low = _mm256_min_ps(_mm256_min_ps(a[0], a[1]), _mm256_min_ps(b[0], b[1]));
+            let low = _mm256_sub_ps(_mm256_setzero_ps(), low);
+            // Both maxima side by side: `high` in the lower half, the negated `low` in the upper.
+            let m = _mm256_max_ps(
+                _mm256_permute2f128_ps::<0x20>(high, low),
+                _mm256_permute2f128_ps::<0x31>(high, low),
+            );
+            let m = _mm256_max_ps(m, _mm256_permute_ps::<0b01_00_11_10>(m));
+            let m = _mm256_max_ps(m, _mm256_permute_ps::<0b10_11_00_01>(m));
+            let low = -_mm_cvtss_f32(_mm256_extractf128_ps::<1>(m));
+            let none = _mm256_or_ps(
+                _mm256_cmp_ps::<_CMP_UNORD_Q>(a[0], b[0]),
+                _mm256_cmp_ps::<_CMP_UNORD_Q>(a[1], b[1]),
+            );
+            let is_number = _mm256_movemask_ps(none) == 0;
+            (low, _mm256_cvtss_f32(m), is_number)
         }
     }
     #[inline(always)]
-    fn largest(self, v: Self::F) -> f32 {
-        // SAFETY: the witness shows that the instructions exist.
+    unsafe fn store_bytes(
+        self,
+        p: *mut u8,
+        v: [Self::F; 2],
+        middle: f32,
+        inverse: f32,
+    ) -> (i32, i32) {
+        // SAFETY: witness; writable for 32 bytes by this function's contract.
         unsafe {
-            let v = _mm256_max_ps(v[0], v[1]);
-            let v = _mm_max_ps(_mm256_castps256_ps128(v), _mm256_extractf128_ps::<1>(v));
-            let v = _mm_max_ps(v, _mm_movehl_ps(v, v));
-            _mm_cvtss_f32(_mm_max_ss(v, _mm_movehdup_ps(v)))
-        }
-    }
-    #[inline(always)]
-    fn smallest(self, v: Self::F) -> f32 {
-        // SAFETY: the witness shows that the instructions exist.
-        unsafe {
-            let v = _mm256_min_ps(v[0], v[1]);
-            let v = _mm_min_ps(_mm256_castps256_ps128(v), _mm256_extractf128_ps::<1>(v));
-            let v = _mm_min_ps(v, _mm_movehl_ps(v, v));
-            _mm_cvtss_f32(_mm_min_ss(v, _mm_movehdup_ps(v)))
-        }
-    }
-    #[inline(always)]
-    fn largest_word(self, v: Self::Bits) -> i32 {
-        // SAFETY: the witness shows that the instructions exist.
-        unsafe {
-            let v = _mm256_max_epi32(v[0], v[1]);
-            let v = _mm_max_epi32(_mm256_castsi256_si128(v), _mm256_extracti128_si256::<1>(v));
-            let v = _mm_max_epi32(v, _mm_shuffle_epi32::<0b01_00_11_10>(v));
-            _mm_cvtsi128_si32(_mm_max_epi32(v, _mm_shuffle_epi32::<0b10_11_00_01>(v)))
+            let (middle, inverse) = (_mm256_set1_ps(middle), _mm256_set1_ps(inverse));
+            // Rounds as the control register says: to nearest even, which Rust code may rely on.
+            let word = |v| _mm256_cvtps_epi32(_mm256_mul_ps(_mm256_sub_ps(v, middle), inverse));
+            let [a, b] = v;
+            let halves = _mm256_packs_epi32(word(a[0]), word(a[1]));
+            let bytes = _mm256_packs_epi16(halves, _mm256_packs_epi32(word(b[0]), word(b[1])));
+            // Packing goes by 128-bit lanes: four words of each register in turn, twice.
+            let order = _mm256_setr_epi32(0, 4, 1, 5, 2, 6, 3, 7);
+            let bytes = _mm256_permutevar8x32_epi32(bytes, order);
+            _mm256_storeu_si256(p.cast(), bytes);
+            let pairs = _mm256_maddubs_epi16(_mm256_set1_epi8(1), bytes);
+            let sums = _mm256_madd_epi16(pairs, _mm256_set1_epi16(1));
+            let sums = _mm256_add_epi32(sums, _mm256_shuffle_epi32::<0b01_00_11_10>(sums));
+            let sums = _mm256_add_epi32(sums, _mm256_shuffle_epi32::<0b10_11_00_01>(sums));
+            let last = _mm_cvtsi128_si32(_mm256_extracti128_si256::<1>(sums));
+            (_mm256_cvtsi256_si32(sums), last)
         }
     }
     #[inline(always)]
@@ -240,36 +247,11 @@ impl<const VNNI: bool> Simd for Avx2<VNNI> {
         both!(h => _mm256_cvtepi32_ps(v[h]))
     }
     #[inline(always)]
-    fn bits_of(self, v: Self::F) -> Self::Bits {
-        both!(h => _mm256_castps_si256(v[h]))
-    }
-    #[inline(always)]
-    fn rounded(self, v: Self::F) -> Self::Bits {
-        // Rounds as the control register says: to nearest even, which Rust code may rely on.
-        both!(h => _mm256_cvtps_epi32(v[h]))
-    }
-    #[inline(always)]
     unsafe fn store_bits(self, p: *mut u32, v: Self::Bits) {
         // SAFETY: witness; writable for 64 bytes by this function's contract.
         unsafe {
             _mm256_storeu_si256(p.cast(), v[0]);
             _mm256_storeu_si256(p.add(8).cast(), v[1]);
-        }
-    }
-    #[inline(always)]
-    unsafe fn store_low_bytes(self, p: *mut u8, v: Self::Bits) {
-        // SAFETY: witness; writable for 16 bytes by this function's contract.
-        unsafe {
-            let low = _mm256_set1_epi32(255);
-            // Words of both halves as 16 bits: 0–3, 8–11 in the low, 4–7, 12–15 in the high lane.
-            let words =
-                _mm256_packus_epi32(_mm256_and_si256(v[0], low), _mm256_and_si256(v[1], low));
-            let words = _mm256_permute4x64_epi64::<0b11_01_10_00>(words);
-            let bytes = _mm_packus_epi16(
-                _mm256_castsi256_si128(words),
-                _mm256_extracti128_si256::<1>(words),
-            );
-            _mm_storeu_si128(p.cast(), bytes);
         }
     }
     #[inline(always)]

@@ -145,48 +145,58 @@ impl Simd for Avx512 {
         self.dot(acc, w, x)
     }
     #[inline(always)]
-    fn max_words(self, a: Self::Bits, b: Self::Bits) -> Self::Bits {
-        op!(_mm512_max_epi32(a, b))
+    fn range(self, [a, b]: [Self::F; 2]) -> (f32, f32, bool) {
+        op!({
+            let (high, low) = (_mm512_max_ps(a, b), _mm512_min_ps(a, b));
+            let low = _mm512_sub_ps(_mm512_setzero_ps(), low);
+            // Both maxima side by side: `high` in the lower half, the negated `low` in the upper.
+            let m = _mm512_max_ps(
+                _mm512_shuffle_f32x4::<0b01_00_01_00>(high, low),
+                _mm512_shuffle_f32x4::<0b11_10_11_10>(high, low),
+            );
+            let m = _mm512_max_ps(m, _mm512_shuffle_f32x4::<0b10_11_00_01>(m, m));
+            let m = _mm512_max_ps(m, _mm512_permute_ps::<0b01_00_11_10>(m));
+            let m = _mm512_max_ps(m, _mm512_permute_ps::<0b10_11_00_01>(m));
+            let low = -_mm_cvtss_f32(_mm512_extractf32x4_ps::<2>(m));
+            let is_number = _mm512_cmp_ps_mask::<_CMP_UNORD_Q>(a, b) == 0;
+            (low, _mm512_cvtss_f32(m), is_number)
+        })
     }
     #[inline(always)]
-    fn sum_words(self, v: Self::Bits) -> i32 {
-        op!(_mm512_reduce_add_epi32(v))
-    }
-    #[inline(always)]
-    fn largest(self, v: Self::F) -> f32 {
-        op!(_mm512_reduce_max_ps(v))
-    }
-    #[inline(always)]
-    fn smallest(self, v: Self::F) -> f32 {
-        op!(_mm512_reduce_min_ps(v))
-    }
-    #[inline(always)]
-    fn largest_word(self, v: Self::Bits) -> i32 {
-        op!(_mm512_reduce_max_epi32(v))
+    unsafe fn store_bytes(
+        self,
+        p: *mut u8,
+        v: [Self::F; 2],
+        middle: f32,
+        inverse: f32,
+    ) -> (i32, i32) {
+        // SAFETY: witness; writable for 32 bytes by this function's contract.
+        unsafe {
+            let (middle, inverse) = (_mm512_set1_ps(middle), _mm512_set1_ps(inverse));
+            let [a, b] = v.map(|v| {
+                let v = _mm512_mul_ps(_mm512_sub_ps(v, middle), inverse);
+                _mm512_cvtepi32_epi8(_mm512_cvt_roundps_epi32::<
+                    { _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC },
+                >(v))
+            });
+            let bytes = _mm256_set_m128i(b, a);
+            _mm256_storeu_si256(p.cast(), bytes);
+            let ones = _mm256_set1_epi8(1);
+            let sums = _mm256_dpbusd_epi32(_mm256_setzero_si256(), ones, bytes);
+            let sums = _mm256_add_epi32(sums, _mm256_shuffle_epi32::<0b01_00_11_10>(sums));
+            let sums = _mm256_add_epi32(sums, _mm256_shuffle_epi32::<0b10_11_00_01>(sums));
+            let last = _mm_cvtsi128_si32(_mm256_extracti128_si256::<1>(sums));
+            (_mm256_cvtsi256_si32(sums), last)
+        }
     }
     #[inline(always)]
     fn words_to_f32(self, v: Self::Bits) -> Self::F {
         op!(_mm512_cvtepi32_ps(v))
     }
     #[inline(always)]
-    fn bits_of(self, v: Self::F) -> Self::Bits {
-        op!(_mm512_castps_si512(v))
-    }
-    #[inline(always)]
-    fn rounded(self, v: Self::F) -> Self::Bits {
-        op!(_mm512_cvt_roundps_epi32::<
-            { _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC },
-        >(v))
-    }
-    #[inline(always)]
     unsafe fn store_bits(self, p: *mut u32, v: Self::Bits) {
         // SAFETY: witness; writable for 64 bytes by this function's contract.
         unsafe { _mm512_storeu_si512(p.cast(), v) }
-    }
-    #[inline(always)]
-    unsafe fn store_low_bytes(self, p: *mut u8, v: Self::Bits) {
-        // SAFETY: witness; writable for 16 bytes by this function's contract.
-        unsafe { _mm_storeu_si128(p.cast(), _mm512_cvtepi32_epi8(v)) }
     }
     #[inline(always)]
     fn masked_to_f32(self, v: Self::Bits, mask: u32) -> Self::F {

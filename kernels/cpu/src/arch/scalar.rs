@@ -149,55 +149,40 @@ impl Simd for Scalar {
         self.dot(acc, w, x)
     }
     #[inline(always)]
-    fn max_words(self, a: Self::Bits, b: Self::Bits) -> Self::Bits {
-        words!(i => a[i].cast_signed().max(b[i].cast_signed()).cast_unsigned())
+    fn range(self, v: [Self::F; 2]) -> (f32, f32, bool) {
+        let lanes = v.as_flattened();
+        let low = lanes.iter().fold(f32::MAX, |low, &lane| low.min(lane));
+        let high = lanes.iter().fold(f32::MIN, |high, &lane| high.max(lane));
+        (low, high, !lanes.iter().any(|lane| lane.is_nan()))
     }
     #[inline(always)]
-    fn sum_words(self, v: Self::Bits) -> i32 {
-        v.iter()
-            .fold(0u32, |sum, &word| sum.wrapping_add(word))
-            .cast_signed()
-    }
-    #[inline(always)]
-    fn largest(self, v: Self::F) -> f32 {
-        v.iter().fold(f32::MIN, |largest, &lane| largest.max(lane))
-    }
-    #[inline(always)]
-    fn smallest(self, v: Self::F) -> f32 {
-        v.iter()
-            .fold(f32::MAX, |smallest, &lane| smallest.min(lane))
-    }
-    #[inline(always)]
-    fn largest_word(self, v: Self::Bits) -> i32 {
-        v.iter()
-            .fold(i32::MIN, |largest, &word| largest.max(word.cast_signed()))
+    unsafe fn store_bytes(
+        self,
+        p: *mut u8,
+        v: [Self::F; 2],
+        middle: f32,
+        inverse: f32,
+    ) -> (i32, i32) {
+        // From 2^23 on a f32 has no fraction: the addition rounds, and the low bits are the integer.
+        const MAGIC: f32 = (3u32 << 22) as f32;
+        let byte = |lane: f32| ((lane - middle) * inverse + MAGIC).to_bits() as u8;
+        let bytes = v.map(|lanes| lanes.map(byte));
+        // SAFETY: writable for 32 bytes by this function's contract.
+        unsafe { p.cast::<[[u8; 16]; 2]>().write_unaligned(bytes) };
+        let [first, last] = bytes.map(|bytes| {
+            let signed = bytes.into_iter().map(|byte| i32::from(byte.cast_signed()));
+            signed.sum()
+        });
+        (first, last)
     }
     #[inline(always)]
     fn words_to_f32(self, v: Self::Bits) -> Self::F {
         lanes!(i => v[i].cast_signed() as f32)
     }
     #[inline(always)]
-    fn bits_of(self, v: Self::F) -> Self::Bits {
-        v.map(f32::to_bits)
-    }
-    #[inline(always)]
-    fn rounded(self, v: Self::F) -> Self::Bits {
-        // From 2^23 on a f32 has no fraction: the addition rounds, and the low bits are the integer.
-        const MAGIC: f32 = (3u32 << 22) as f32;
-        words!(i => (v[i] + MAGIC).to_bits().wrapping_sub(MAGIC.to_bits()))
-    }
-    #[inline(always)]
     unsafe fn store_bits(self, p: *mut u32, v: Self::Bits) {
         // SAFETY: writable for 16 words by this function's contract.
         unsafe { p.cast::<[u32; 16]>().write_unaligned(v) }
-    }
-    #[inline(always)]
-    unsafe fn store_low_bytes(self, p: *mut u8, v: Self::Bits) {
-        // SAFETY: writable for 16 bytes by this function's contract.
-        unsafe {
-            p.cast::<[u8; 16]>()
-                .write_unaligned(v.map(|word| word as u8))
-        }
     }
     #[inline(always)]
     fn masked_to_f32(self, v: Self::Bits, mask: u32) -> Self::F {

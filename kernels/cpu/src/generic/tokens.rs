@@ -180,27 +180,19 @@ unsafe fn quantise_block<S: Simd>(
 ) {
     // SAFETY: the caller's promise.
     let v = unsafe { [s.load(x), s.load(x.wrapping_add(16))] };
-    let (low, high) = (s.smallest(s.min(v[0], v[1])), s.largest(s.max(v[0], v[1])));
+    let (low, high, is_number) = s.range(v);
     // Halves first: the sum of two finite numbers may not be one.
     let (half, middle) = (0.5 * high - 0.5 * low, 0.5 * high + 0.5 * low);
     let (mut scale, inverse) = match half < SMALLEST {
         true => (0.0, 0.0),
         false => (half / 127.0, 127.0 / half),
     };
-    // Comparisons may have passed over a NaN. As integers the bits of magnitudes are ordered like the
-    // magnitudes, with infinity and NaN above all.
-    let [a, b] = v.map(|v| s.and_mask(s.bits_of(v), 0x7fff_ffff));
-    if s.largest_word(s.max_words(a, b)) >= f32::INFINITY.to_bits().cast_signed() {
+    if !is_number {
         scale = f32::NAN;
     }
-    let q = v.map(|v| s.rounded(s.mul(s.sub(v, s.splat(middle)), s.splat(inverse))));
     let mut bytes = [0u32; 8];
     // SAFETY: `bytes` is 32 bytes.
-    unsafe {
-        s.store_low_bytes(bytes.as_mut_ptr().cast(), q[0]);
-        s.store_low_bytes(bytes.as_mut_ptr().wrapping_add(4).cast(), q[1]);
-    }
-    let [first, last] = q.map(|q| s.sum_words(q));
+    let (first, last) = unsafe { s.store_bytes(bytes.as_mut_ptr().cast(), v, middle, inverse) };
     let sum = first + last;
     let entry = |row: usize, word: u32| {
         // SAFETY: an entry of the column, by the caller's promise.
