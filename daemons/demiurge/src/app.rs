@@ -8,6 +8,7 @@ use http::HeaderMap;
 use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 use tokio_util::sync::CancellationToken;
 use vitriol_chassis::StatusBoard;
+use vitriol_proto::engine::v1::Priority;
 
 use crate::api_error::ApiError;
 use crate::body::{BodyBounds, refuse_unread};
@@ -26,8 +27,8 @@ const RETRY_BUSY_S: u32 = 1;
 /// Seconds after which a client may try a house that shuts down again; another may then be up.
 const RETRY_DRAINING_S: u32 = 5;
 
-/// Longest X-Session-Id, bytes.
-const SESSION_BYTES_MAX: usize = 256;
+/// Longest X-Session-Id and X-Tenant-Id, bytes.
+const NAME_BYTES_MAX: usize = 256;
 
 /// The stages of shutting down.
 #[derive(Clone, Debug, Default)]
@@ -165,14 +166,39 @@ pub fn call_error(error: &CallError) -> ApiError {
 ///
 /// Errors: 400 when it is longer than 256 bytes or not visible ASCII.
 pub fn session_id(headers: &HeaderMap) -> Result<Option<&str>, ApiError> {
-    let Some(value) = headers.get("x-session-id") else {
+    name_in(headers, "x-session-id")
+}
+
+/// The client's X-Tenant-Id.
+///
+/// Errors: 400 when it is longer than 256 bytes or not visible ASCII.
+pub fn tenant_id(headers: &HeaderMap) -> Result<Option<&str>, ApiError> {
+    name_in(headers, "x-tenant-id")
+}
+
+fn name_in<'a>(headers: &'a HeaderMap, header: &str) -> Result<Option<&'a str>, ApiError> {
+    let Some(value) = headers.get(header) else {
         return Ok(None);
     };
     match value.to_str() {
         Ok("") => Ok(None),
-        Ok(id) if id.len() <= SESSION_BYTES_MAX => Ok(Some(id)),
+        Ok(name) if name.len() <= NAME_BYTES_MAX => Ok(Some(name)),
         _ => Err(ApiError::bad_header(format!(
-            "'x-session-id' must be at most {SESSION_BYTES_MAX} visible ASCII characters"
+            "'{header}' must be at most {NAME_BYTES_MAX} visible ASCII characters"
         ))),
+    }
+}
+
+/// The client's X-Priority; interactive when there is none.
+///
+/// Errors: 400 when it names no priority.
+pub fn priority(headers: &HeaderMap) -> Result<Priority, ApiError> {
+    let value = headers.get("x-priority").map(|value| value.to_str());
+    match value {
+        None | Some(Ok("" | "interactive")) => Ok(Priority::Interactive),
+        Some(Ok("background")) => Ok(Priority::Background),
+        Some(_) => Err(ApiError::bad_header(
+            "'x-priority' names no priority; there are 'interactive' and 'background'",
+        )),
     }
 }

@@ -23,7 +23,7 @@ use crate::account::Account;
 use crate::answer::{Answer, Route, finish_word};
 use crate::answer_stream::AnswerStream;
 use crate::api_error::{ApiError, Dialect};
-use crate::app::{App, session_id, shutting_down};
+use crate::app::{App, priority, session_id, shutting_down, tenant_id};
 use crate::engine_link::{EngineEvent, EngineRequest, SubmitError};
 use crate::lane::{Action, Cause, decide};
 use crate::random;
@@ -106,6 +106,8 @@ async fn start(
     if !session.is_empty() {
         account.session(session);
     }
+    let tenant = tenant_id(&head.headers)?.unwrap_or_default();
+    let priority = priority(&head.headers)?;
     let body = app.bodies.read(&head.headers, body).await?;
     // The prompt is a copy of the body, so the body's share of the budget is kept until the engine
     // has the prompt: requests held during a restart are bounded by it too.
@@ -113,6 +115,8 @@ async fn start(
     account.streamed(parsed.generation.stream);
     let order = Submit {
         session_id: session.to_owned(),
+        tenant_id: tenant.to_owned(),
+        priority: priority.into(),
         prompt: Some(parsed.prompt),
         sampling: Some(parsed.generation.sampling(random::bits())),
         max_tokens: parsed.generation.max_tokens,

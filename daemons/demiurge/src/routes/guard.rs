@@ -101,7 +101,8 @@ fn options(asked: &HeaderMap) -> Response {
     headers.insert(ALLOW, methods.clone());
     headers.insert(ACCESS_CONTROL_ALLOW_METHODS, methods);
     let usual = HeaderValue::from_static(
-        "authorization, content-type, x-request-id, x-session-id, x-vitriol-lane",
+        "authorization, content-type, x-priority, x-request-id, x-session-id, x-tenant-id, \
+         x-vitriol-lane",
     );
     let named = asked.get(ACCESS_CONTROL_REQUEST_HEADERS).cloned();
     headers.insert(ACCESS_CONTROL_ALLOW_HEADERS, named.unwrap_or(usual));

@@ -360,6 +360,16 @@ fn session_and_lane_headers_are_checked() {
     assert_eq!(with("X-Session-Id", &"s".repeat(256)).status(), 200);
     assert_eq!(with("X-Session-Id", &"s".repeat(257)).status(), 400);
     assert_eq!(with("X-Session-Id", "s\u{e9}").status(), 400);
+    assert_eq!(with("X-Tenant-Id", &"t".repeat(256)).status(), 200);
+    assert_eq!(with("X-Tenant-Id", &"t".repeat(257)).status(), 400);
+    assert_eq!(with("X-Priority", "background").status(), 200);
+    let unknown = with("X-Priority", "urgent");
+    assert_eq!(unknown.status(), 400);
+    assert!(
+        unknown.text().contains("'interactive' and 'background'"),
+        "{}",
+        unknown.text()
+    );
     let local = with("X-Vitriol-Lane", "local");
     assert_eq!(
         (local.status(), local.header("x-demiurge-cause")),

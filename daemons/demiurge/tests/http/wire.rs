@@ -113,7 +113,11 @@ fn an_answer_without_text_is_still_an_answer() {
 #[test]
 fn what_reaches_the_engine() {
     let house = House::greeting();
-    let client = house.client().with_header("X-Session-Id", "s-7");
+    let client = house
+        .client()
+        .with_header("X-Session-Id", "s-7")
+        .with_header("X-Tenant-Id", "t-3")
+        .with_header("X-Priority", "background");
     let body = json!({
         "messages": [{ "role": "user", "content": "hi", "extra": [1, 2] }],
         "chat_template_kwargs": { "enable_thinking": false },
