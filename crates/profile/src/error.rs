@@ -46,15 +46,10 @@ pub enum ProfileError {
         key: String,
         nearest: String,
     },
-    #[error(
-        "{key} ({value}) must not be above {limit_key} ({limit}); lower the one or raise the other"
-    )]
-    Order {
-        key: String,
-        value: u64,
-        limit_key: String,
-        limit: u64,
-    },
+    #[error("{key}: the shares of all tenants are more than 1 together; lower some of them")]
+    Shares { key: String },
+    #[error("{key}: a tenant with a share has a name of 1 to 64 of a-z, A-Z, 0-9, '-', '_'")]
+    TenantName { key: String },
     #[error("{key}: engine name '{name}' must be 1 to 32 of a-z, 0-9, '-'")]
     EngineName { key: String, name: String },
     #[error(

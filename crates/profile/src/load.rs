@@ -13,13 +13,15 @@ use toml::de::{DeTable, DeValue};
 use crate::{
     ModelReference, ProfileError,
     reference::{fields_of, nearest, table_of},
-    schema::{Demiurge, Engine, House, Section},
-    setting::Raw,
+    schema::{Demiurge, Engine, House, Section, Tenant},
+    setting::{Raw, Setting, Share},
 };
 use source::{Source, read_regular};
 
 /// Name of the engine that exists without being declared.
 pub(crate) const MAIN: &str = "main";
+/// Stands between an engine's table and those of its tenants.
+pub(crate) const TENANTS: &str = ".tenants.";
 
 /// Where a value came from; a flag wins over the file, the file over the default.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -85,6 +87,7 @@ pub enum Plain {
     /// Texts, and whatever is written as one: sizes, addresses, choices.
     Text(String),
     Integer(i64),
+    Share(Share),
     Boolean(bool),
 }
 
@@ -99,6 +102,9 @@ impl Entry {
         match value.map(|value| raw_of(value.get_ref())) {
             Some(Raw::Text(text)) => Plain::Text(text.to_owned()),
             Some(Raw::Integer(n)) => Plain::Integer(n),
+            Some(raw @ Raw::Float(_)) => {
+                Share::read(raw).map_or(Plain::Text(self.value.clone()), Plain::Share)
+            }
             Some(Raw::Boolean(value)) => Plain::Boolean(value),
             // No setting writes anything else.
             _ => Plain::Text(self.value.clone()),
@@ -112,6 +118,8 @@ pub struct Profile {
     pub house: House,
     /// By name; `main` is always there.
     pub engines: BTreeMap<String, Engine>,
+    /// By engine and X-Tenant-Id.
+    pub tenants: BTreeMap<String, BTreeMap<String, Tenant>>,
     pub demiurge: Demiurge,
     /// Of every value that is not the default, by dotted name.
     origins: BTreeMap<String, Origin>,
@@ -122,6 +130,7 @@ impl Default for Profile {
         Self {
             house: House::default(),
             engines: BTreeMap::from([(MAIN.to_owned(), Engine::default())]),
+            tenants: BTreeMap::new(),
             demiurge: Demiurge::default(),
             origins: BTreeMap::new(),
         }
@@ -156,6 +165,15 @@ impl Profile {
         Ok(profile)
     }
 
+    /// The defaults, with a tenant that stands for all.
+    pub(crate) fn with_a_tenant() -> Self {
+        let tenant = BTreeMap::from([("NAME".to_owned(), Tenant::default())]);
+        Self {
+            tenants: BTreeMap::from([(MAIN.to_owned(), tenant)]),
+            ..Self::default()
+        }
+    }
+
     /// The engine called `name`, if the profile has one.
     pub fn engine(&self, name: &str) -> Option<&Engine> {
         self.engines.get(name)
@@ -186,6 +204,10 @@ impl Profile {
         self.list("house", &self.house, &mut entries);
         for (name, engine) in &self.engines {
             self.list(&format!("engine.{name}"), engine, &mut entries);
+            for (tenant, settings) in self.tenants.get(name).into_iter().flatten() {
+                let table = format!("engine.{name}{TENANTS}{tenant}");
+                self.list(&table, settings, &mut entries);
+            }
         }
         self.list("demiurge", &self.demiurge, &mut entries);
         entries
@@ -261,12 +283,25 @@ impl Profile {
         table: &str,
         values: &DeTable<'_>,
     ) -> Result<(), ProfileError> {
-        if let Some(name) = table.strip_prefix("engine.") {
-            // An empty `[engine.NAME]` declares an engine of defaults.
+        // An empty `[engine.NAME]` declares an engine of defaults, a tenant's table likewise.
+        let name = table.strip_prefix("engine.");
+        let tenant = name.and_then(|name| name.split_once(TENANTS));
+        if let Some((engine, tenant)) = tenant {
+            let tenants = self.tenants.entry(engine.to_owned()).or_default();
+            tenants.entry(tenant.to_owned()).or_default();
+        } else if let Some(name) = name {
             self.engines.entry(name.to_owned()).or_default();
         }
         for (field, value) in values {
             let key = format!("{table}.{}", field.get_ref());
+            if name.is_some() && tenant.is_none() && field.get_ref() == "tenants" {
+                for (tenant, value) in source.table(&key, value)? {
+                    let key = format!("{table}{TENANTS}{}", tenant.get_ref());
+                    check_tenant_name(&key, tenant.get_ref())?;
+                    self.read_table(source, &key, source.table(&key, value)?)?;
+                }
+                continue;
+            }
             let line = source.line(value.span().start);
             match self.set(&key, raw_of(value.get_ref())) {
                 Ok(()) => {
@@ -318,13 +353,22 @@ impl Profile {
         let outcome = match table.split_once('.') {
             None if table == "house" => self.house.set(field, raw),
             None if table == "demiurge" => self.demiurge.set(field, raw),
-            Some(("engine", name)) => match self.engines.get_mut(name) {
-                Some(engine) => engine.set(field, raw),
-                None => {
-                    let known = nearest(name, self.engines.keys().map(String::as_str));
-                    return Err(unknown(format!("engine.{known}.{field}")));
+            Some(("engine", name)) => {
+                let tenant = name.split_once(TENANTS);
+                let settings = tenant.and_then(|(engine, tenant)| {
+                    let tenants = self.tenants.get_mut(engine)?;
+                    tenants.get_mut(tenant)
+                });
+                match (settings, self.engines.get_mut(name)) {
+                    (Some(settings), _) => settings.set(field, raw),
+                    (None, Some(engine)) => engine.set(field, raw),
+                    (None, None) => {
+                        let name = tenant.map_or(name, |(engine, _)| engine);
+                        let known = nearest(name, self.engines.keys().map(String::as_str));
+                        return Err(unknown(format!("engine.{known}.{field}")));
+                    }
                 }
-            },
+            }
             _ => {
                 let known = table_of(field).unwrap_or("house");
                 return Err(unknown(format!("{known}.{field}")));
@@ -343,17 +387,25 @@ impl Profile {
     }
 
     fn check(&self) -> Result<(), ProfileError> {
-        for (name, engine) in &self.engines {
-            if engine.prefill_tokens_busy > engine.step_tokens_max {
-                return Err(ProfileError::Order {
-                    key: format!("engine.{name}.prefill_tokens_busy"),
-                    value: engine.prefill_tokens_busy.into(),
-                    limit_key: format!("engine.{name}.step_tokens_max"),
-                    limit: engine.step_tokens_max.into(),
+        for (engine, tenants) in &self.tenants {
+            if !Share::fit(tenants.values().map(|tenant| tenant.kv_share)) {
+                return Err(ProfileError::Shares {
+                    key: format!("engine.{engine}.tenants"),
                 });
             }
         }
         Ok(())
+    }
+}
+
+/// What a bare key of TOML can name, so that a dotted name is one.
+fn check_tenant_name(key: &str, name: &str) -> Result<(), ProfileError> {
+    let fits = |c: char| c.is_ascii_alphanumeric() || c == '-' || c == '_';
+    match (1..=64).contains(&name.len()) && name.chars().all(fits) {
+        true => Ok(()),
+        false => Err(ProfileError::TenantName {
+            key: key.to_owned(),
+        }),
     }
 }
 
@@ -382,6 +434,10 @@ fn raw_of<'a>(value: &'a DeValue<'_>) -> Raw<'a> {
     match value {
         DeValue::String(text) => Raw::Text(text),
         DeValue::Boolean(value) => Raw::Boolean(*value),
+        DeValue::Float(float) => match float.as_str().parse() {
+            Ok(x) => Raw::Float(x),
+            Err(_) => Raw::Other("float"),
+        },
         DeValue::Integer(integer) => match i64::from_str_radix(integer.as_str(), integer.radix()) {
             Ok(n) => Raw::Integer(n),
             Err(_) => Raw::Other("integer beyond 64 bits"),

@@ -4,13 +4,14 @@ use std::fmt::Write;
 
 use crate::{
     Profile,
-    schema::{Demiurge, Engine, Field, House, Section},
+    load::TENANTS,
+    schema::{Demiurge, Engine, Field, House, Section, Tenant},
 };
 
 /// One setting, as profiles/README.md and `vitriol config` explain it.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct FieldReference {
-    /// Dotted name; engines appear as `engine.main`.
+    /// Dotted name; engines appear as `engine.main`, tenants as `NAME`.
     pub key: String,
     pub kind: &'static str,
     /// Unit of the number, empty where the type says it.
@@ -22,7 +23,7 @@ pub struct FieldReference {
 
 /// Every setting there is, in the schema's order.
 pub fn reference() -> Vec<FieldReference> {
-    let defaults = Profile::default();
+    let defaults = Profile::with_a_tenant();
     let fields = TABLES
         .iter()
         .flat_map(|(table, fields)| fields.iter().map(move |f| (table, f)));
@@ -61,17 +62,19 @@ pub fn reference_markdown() -> String {
     page
 }
 
-const TABLES: [(&str, &[Field]); 3] = [
+const TABLES: [(&str, &[Field]); 4] = [
     ("house", House::FIELDS),
     ("engine.main", Engine::FIELDS),
+    ("engine.main.tenants.NAME", Tenant::FIELDS),
     ("demiurge", Demiurge::FIELDS),
 ];
 
-/// The fields of a table, `"house"` or `"engine.NAME"`.
+/// The fields of a table, `"house"`, `"engine.NAME"` or `"engine.NAME.tenants.TENANT"`.
 pub(crate) fn fields_of(table: &str) -> &'static [Field] {
     match table {
         "house" => House::FIELDS,
         "demiurge" => Demiurge::FIELDS,
+        _ if table.contains(TENANTS) => Tenant::FIELDS,
         _ => Engine::FIELDS,
     }
 }
@@ -81,6 +84,7 @@ pub(crate) fn table_doc(table: &str) -> &'static str {
     match table {
         "house" => "What every daemon shares.",
         "demiurge" => "The HTTP door.",
+        _ if table.contains(TENANTS) => "What the engine keeps for a tenant (X-Tenant-Id).",
         _ => "An engine; `main` is the one that runs in this release.",
     }
 }

@@ -8,7 +8,7 @@ use vitriol_units::Bytes;
 
 use crate::{
     ValueError,
-    setting::{Isa, LogFormat, Raw, Setting},
+    setting::{Isa, LogFormat, Raw, Setting, Share},
 };
 
 /// What the field reference knows of a setting.
@@ -134,14 +134,27 @@ section! {
         queue_max: u32 = 64, "requests", 0..=65536;
         /// Most tokens computed in one step, all sequences together.
         step_tokens_max: u32 = 512, "tokens", 1..=65536;
-        /// Most prompt tokens in a step while any sequence decodes, so that answers keep flowing.
-        prefill_tokens_busy: u32 = 64, "tokens", 1..=65536;
+        /// Longest that a running answer waits for its next token while others' prompts are computed, as
+        /// far as the engine can tell beforehand; prompts get what is left of it in each step.
+        decode_stall_ms_max: u32 = 80, "ms", 1..=60000;
+        /// Longest step of a prompt that has the engine to itself, but for the 64 tokens that it may always
+        /// have: a request that comes waits for its end.
+        admission_ms_max: u32 = 120, "ms", 1..=60000;
         /// Reuse the KV of a prompt's beginning whichever session computed it.
         share_prefixes: bool = true, "";
         /// Tokens a request may be ahead of its reader before it pauses.
         window_tokens: u32 = 256, "tokens", 1..=1_048_576;
         /// Time that running answers get to finish when the engine stops.
         drain_ms: u64 = 10_000, "ms", 0..=3_600_000;
+    }
+}
+
+section! {
+    /// `[engine.NAME.tenants.TENANT]`: what an engine keeps for the tenant of this X-Tenant-Id.
+    Tenant {
+        /// Share of the KV pages that other tenants cannot take, used or not; all tenants together have 1 at
+        /// most, and what is left bounds the context of everybody else.
+        kv_share: Share = Share::default(), "";
     }
 }
 

@@ -13,6 +13,7 @@ pub(crate) enum Raw<'a> {
     /// A TOML string.
     Text(&'a str),
     Integer(i64),
+    Float(f64),
     Boolean(bool),
     /// Any other TOML value, by the name of its type.
     Other(&'static str),
@@ -25,6 +26,7 @@ impl Raw<'_> {
         let found = match self {
             Raw::Text(text) | Raw::Flag(text) => format!("'{text}'"),
             Raw::Integer(n) => n.to_string(),
+            Raw::Float(x) => format!("{x:?}"),
             Raw::Boolean(b) => b.to_string(),
             Raw::Other(kind) => format!("a TOML {kind}"),
         };
@@ -77,6 +79,45 @@ macro_rules! integer_setting {
 }
 
 integer_setting!(u32, u64);
+
+/// A part of a whole, from 0 to 1; kept in millionths, so that sums are exact.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct Share(u32);
+
+impl Share {
+    const ONE: u32 = 1_000_000;
+
+    pub fn as_f64(self) -> f64 {
+        f64::from(self.0) / f64::from(Self::ONE)
+    }
+
+    /// Whether these together are no more than the whole.
+    pub fn fit(shares: impl IntoIterator<Item = Share>) -> bool {
+        let all = shares.into_iter().map(|share| u64::from(share.0));
+        all.sum::<u64>() <= u64::from(Self::ONE)
+    }
+}
+
+impl Setting for Share {
+    const TYPE: &'static str = "share";
+
+    fn read(raw: Raw<'_>) -> Result<Self, ValueError> {
+        let value = match raw {
+            Raw::Float(x) => x,
+            Raw::Integer(n) => n as f64,
+            Raw::Flag(text) => text.trim().parse().unwrap_or(f64::NAN),
+            _ => f64::NAN,
+        };
+        match (0.0..=1.0).contains(&value) {
+            true => Ok(Self((value * f64::from(Self::ONE)).round() as u32)),
+            false => Err(raw.mismatch("a number from 0 to 1")),
+        }
+    }
+
+    fn write(&self) -> String {
+        format!("{:?}", self.as_f64())
+    }
+}
 
 impl Setting for bool {
     const TYPE: &'static str = "boolean";

@@ -4,13 +4,16 @@ use crate::{
     kv::{KvCodecs, PAGE_TOKENS, tokens_within},
     metrics::EngineMetrics,
     model::{KvGroup, Model},
-    scheduler::StepBudget,
+    scheduler::{Ownership, Reservations, StepBounds},
     step::{StartError, StepLimits, StepThread},
     template::ChatTemplate,
 };
-use std::sync::{
-    Arc,
-    atomic::{AtomicU64, AtomicUsize, Ordering},
+use std::{
+    collections::BTreeMap,
+    sync::{
+        Arc,
+        atomic::{AtomicU64, AtomicUsize, Ordering},
+    },
 };
 use vitriol_chassis::{CancellationToken, Heartbeat};
 use vitriol_tokens::Tokenizer;
@@ -27,7 +30,9 @@ pub struct EngineLimits {
     pub pages: Vec<usize>,
     pub sequences_max: usize,
     pub queue_max: usize,
-    pub budget: StepBudget,
+    pub bounds: StepBounds,
+    /// By X-Tenant-Id, the share of the pages that is kept for a tenant; together no more than 1.
+    pub kv_shares: BTreeMap<String, f64>,
     pub share_prefixes: bool,
     pub window_tokens: u64,
 }
@@ -35,7 +40,7 @@ pub struct EngineLimits {
 impl EngineLimits {
     /// Most tokens of a step: every running sequence gets its token.
     pub fn step_tokens(&self) -> usize {
-        self.budget.tokens_max.max(self.sequences_max)
+        self.bounds.tokens_max.max(self.sequences_max)
     }
 }
 
@@ -74,6 +79,7 @@ pub struct Engine {
     pub limits: EngineLimits,
     pub step: StepThread,
     pub metrics: EngineMetrics,
+    reservations: Reservations,
     sequences: AtomicU64,
     /// Requests of all sessions that have not heard their end yet.
     requests: AtomicUsize,
@@ -135,11 +141,11 @@ impl Engine {
                 "the model's attention beyond this context is not computed yet"
             );
         }
-        let budget = StepBudget {
+        let bounds = StepBounds {
             tokens_max: limits.step_tokens(),
-            prefill_tokens_busy: limits.budget.prefill_tokens_busy.max(1),
+            ..limits.bounds
         };
-        let pool_tokens = tokens_within(&model.kv_groups, &pages, budget.tokens_max);
+        let pool_tokens = tokens_within(&model.kv_groups, &pages, bounds.tokens_max);
         if limits.context_tokens > pool_tokens {
             tracing::warn!(
                 context_tokens = pool_tokens,
@@ -151,10 +157,14 @@ impl Engine {
         let eog = language
             .as_ref()
             .map_or_else(Vec::new, |l| l.tokenizer.special().eog().to_vec());
+        let shares = limits.kv_shares.iter();
+        let shares = shares.map(|(tenant, &share)| (tenant.as_str(), share));
+        let reservations = Reservations::new(shares, &pages);
         let step_limits = StepLimits {
             sequences_max: limits.sequences_max,
             queue_max: limits.queue_max,
-            budget,
+            bounds,
+            reservations: reservations.clone(),
             codecs: limits.codecs,
             pages,
         };
@@ -171,10 +181,21 @@ impl Engine {
             limits,
             step,
             metrics,
+            reservations,
             sequences: AtomicU64::new(0),
             requests: AtomicUsize::new(0),
             draining: CancellationToken::new(),
         })
+    }
+
+    /// Context window of a request of this owner: pages that are kept for others are not for it.
+    pub fn context_tokens(&self, ownership: &Ownership) -> usize {
+        let limits = &self.limits;
+        let pages = self
+            .reservations
+            .pages_for(&ownership.tenant, &limits.pages);
+        let held = tokens_within(&self.model.kv_groups, &pages, limits.step_tokens());
+        limits.context_tokens.min(held)
     }
 
     /// A number no other sequence of this process has.

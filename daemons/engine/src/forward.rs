@@ -128,9 +128,10 @@ impl<'a> Batch<'a> {
         }
     }
 
-    /// The last row added gives logits.
-    pub fn want_logits(&mut self) {
-        self.logits_rows.push(self.tokens.len() - 1);
+    /// The last `n` rows added give logits.
+    pub fn want_logits(&mut self, n: usize) {
+        let rows = self.tokens.len();
+        self.logits_rows.extend(rows - n..rows);
     }
 }
 

@@ -4,6 +4,7 @@ use crate::{
     engine::Engine,
     kv::PromptBlocks,
     sampler::Sampling,
+    scheduler::{Ownership, Priority},
     sequence::{
         EndReason, EventKind, EventSink, NewSequence, SequenceControl, SequenceEvent, SequenceId,
     },
@@ -37,12 +38,32 @@ pub struct GenerationRequest {
 impl Engine {
     /// Starts a sequence, which no window pauses: its reader is this process.
     pub fn generate(&self, request: GenerationRequest) -> Result<Generation, SubmitError> {
+        let id = self.next_sequence();
+        let ownership = Ownership::new("", "", id, Priority::Interactive);
+        self.generate_as(id, ownership, request)
+    }
+
+    /// The same for somebody.
+    pub fn generate_for(
+        &self,
+        ownership: Ownership,
+        request: GenerationRequest,
+    ) -> Result<Generation, SubmitError> {
+        self.generate_as(self.next_sequence(), ownership, request)
+    }
+
+    fn generate_as(
+        &self,
+        id: u64,
+        ownership: Ownership,
+        request: GenerationRequest,
+    ) -> Result<Generation, SubmitError> {
         let (channel, events) = mpsc::channel(4);
         let control = Arc::<SequenceControl>::default();
-        let id = self.next_sequence();
         self.step.submit(NewSequence {
             id: SequenceId(id),
             session_id: "".into(),
+            ownership,
             blocks: PromptBlocks::new(&self.model.identity, b"", &request.prompt),
             prompt: request.prompt,
             tokens_max: request.tokens_max,

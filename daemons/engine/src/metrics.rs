@@ -17,6 +17,9 @@ pub struct EngineMetrics {
     pub prefill_seconds: Counter<f64, AtomicU64>,
     pub decode_seconds: Counter<f64, AtomicU64>,
     pub sequences_not_finite: Counter,
+    pub decode_stall_seconds: Histogram,
+    pub decode_stalls_over_bound: Counter,
+    pub preemptions: Counter,
     pub sequences_running: Gauge,
     pub sequences_waiting: Gauge,
     pub pages_held: Gauge,
@@ -30,6 +33,9 @@ impl Default for EngineMetrics {
         let step_bounds = [
             0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0, 2.0, 5.0,
         ];
+        let stall_bounds = [
+            0.005, 0.01, 0.02, 0.04, 0.06, 0.08, 0.1, 0.125, 0.15, 0.2, 0.3, 0.5, 1.0, 2.0,
+        ];
         Self {
             steps: Counter::default(),
             step_seconds: Histogram::new(step_bounds),
@@ -40,6 +46,9 @@ impl Default for EngineMetrics {
             prefill_seconds: Counter::default(),
             decode_seconds: Counter::default(),
             sequences_not_finite: Counter::default(),
+            decode_stall_seconds: Histogram::new(stall_bounds),
+            decode_stalls_over_bound: Counter::default(),
+            preemptions: Counter::default(),
             sequences_running: Gauge::default(),
             sequences_waiting: Gauge::default(),
             pages_held: Gauge::default(),
@@ -94,6 +103,21 @@ impl EngineMetrics {
             self.sequences_not_finite.clone(),
         );
         to.register(
+            "decode_stall_seconds",
+            "Time between two tokens of a sequence whose reader kept up",
+            self.decode_stall_seconds.clone(),
+        );
+        to.register(
+            "decode_stalls_over_bound",
+            "Times between two tokens beyond decode_stall_ms_max",
+            self.decode_stalls_over_bound.clone(),
+        );
+        to.register(
+            "preemptions",
+            "Sequences that gave their pages to others and were computed anew",
+            self.preemptions.clone(),
+        );
+        to.register(
             "sequences_running",
             "Sequences with a slot",
             self.sequences_running.clone(),
@@ -128,6 +152,14 @@ impl EngineMetrics {
         self.step_seconds.observe(took.as_secs_f64());
         self.tokens_computed.inc_by(tokens as u64);
         self.tokens_generated.inc_by(answers as u64);
+    }
+
+    /// A sequence that was ready got its next token after `gap`; `bound_ms`: what is promised.
+    pub fn observe_gap(&self, gap: Duration, bound_ms: f64) {
+        self.decode_stall_seconds.observe(gap.as_secs_f64());
+        if gap.as_secs_f64() * 1e3 > bound_ms {
+            self.decode_stalls_over_bound.inc();
+        }
     }
 
     pub fn observe_pool(&self, usage: PoolUse, committed_bytes: usize) {

@@ -3,10 +3,13 @@
 use crate::{
     engine::{Engine, Language},
     sampler::Sampling,
+    scheduler::{Ownership, Priority},
+    sequence::SequenceId,
     template::TemplateError,
 };
 use vitriol_proto::engine::v1::{
-    ChatPrompt, Failed, FailureKind, Sampling as WireSampling, Submit, submit::Prompt,
+    ChatPrompt, Failed, FailureKind, Priority as WirePriority, Sampling as WireSampling, Submit,
+    submit::Prompt,
 };
 use vitriol_tokens::EncodeOptions;
 
@@ -18,6 +21,8 @@ const STOP_BYTES_MAX: usize = 1024;
 /// A request ready for the step thread.
 #[derive(Debug)]
 pub struct Prepared {
+    pub id: SequenceId,
+    pub ownership: Ownership,
     pub prompt: Vec<u32>,
     pub tokens_max: usize,
     pub sampling: Sampling,
@@ -68,9 +73,16 @@ pub fn prepare(engine: &Engine, submit: &Submit) -> Result<Prepared, Refusal> {
     if prompt.is_empty() {
         return Err(Refusal::invalid("the prompt is empty"));
     }
-    let context = engine.limits.context_tokens;
+    let id = engine.next_sequence();
+    let priority = priority(submit.priority());
+    let ownership = Ownership::new(&submit.tenant_id, &submit.session_id, id, priority);
+    let context = engine.context_tokens(&ownership);
     if prompt.len() >= context {
-        return Err(overflow("", prompt.len(), context));
+        let mut refusal = overflow("", prompt.len(), context);
+        if context < engine.limits.context_tokens {
+            refusal.0.message += "; more is kept for other tenants (kv_share in the profile)";
+        }
+        return Err(refusal);
     }
     let room = context - prompt.len();
     let window = match submit.window_tokens {
@@ -78,6 +90,8 @@ pub fn prepare(engine: &Engine, submit: &Submit) -> Result<Prepared, Refusal> {
         tokens => u64::from(tokens),
     };
     Ok(Prepared {
+        id: SequenceId(id),
+        ownership,
         tokens_max: submit.max_tokens.map_or(room, |n| room.min(n as usize)),
         prompt,
         sampling,
@@ -170,6 +184,13 @@ fn sampling(wire: WireSampling) -> Result<Sampling, Refusal> {
     match sampling.check() {
         Ok(()) => Ok(sampling),
         Err((name, range)) => Err(Refusal::invalid(format!("{name} must be {range}"))),
+    }
+}
+
+fn priority(wire: WirePriority) -> Priority {
+    match wire {
+        WirePriority::Unspecified | WirePriority::Interactive => Priority::Interactive,
+        WirePriority::Background => Priority::Background,
     }
 }
 

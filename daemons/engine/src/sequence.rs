@@ -1,6 +1,6 @@
 //! A request as the step thread knows it, and what its owner hears of it.
 
-use crate::{kv::PromptBlocks, sampler::Sampling};
+use crate::{kv::PromptBlocks, sampler::Sampling, scheduler::Ownership};
 use std::{
     sync::{
         Arc,
@@ -47,6 +47,7 @@ pub struct NewSequence {
     pub id: SequenceId,
     /// X-Session-Id, for /slots.
     pub session_id: Arc<str>,
+    pub ownership: Ownership,
     /// Not empty, shorter than the context; every id below the vocabulary.
     pub prompt: Vec<u32>,
     /// At least 1; prompt and these together fit the context.

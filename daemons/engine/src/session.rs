@@ -197,7 +197,7 @@ impl Session {
                 return self.push(request_id, Kind::Failed(refusal.0));
             }
         };
-        let id = SequenceId(self.engine.next_sequence());
+        let id = prepared.id;
         let prompt_tokens = prepared.prompt.len();
         let salt = match (
             self.engine.limits.share_prefixes,
@@ -212,6 +212,7 @@ impl Session {
         let submitted = self.engine.step.submit(NewSequence {
             id,
             session_id: Arc::clone(&live.session_id),
+            ownership: prepared.ownership,
             prompt: prepared.prompt,
             tokens_max: prepared.tokens_max,
             sampling: prepared.sampling,

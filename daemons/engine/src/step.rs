@@ -1,15 +1,16 @@
 //! The step thread: plan → batch → forward → sample → emit, until told to stop.
 //!
 //! ```text
-//!  request threads --submit--> inbox --> waiting --admit--> running --step--> events --> sinks
-//!                                         (FIFO)            (slots)            (one message per
-//!                                                                               sink and step)
+//!  request threads --submit--> inbox --> roster: waiting --admit--> running --step--> events --> sinks
+//!                                                 ^--- gives way ---+                (one message per
+//!                                                                                     sink and step)
 //! ```
 //! The thread owns the model's KV, the page pool and every sequence. It takes no lock that another
 //! thread holds for long and never waits for a reader: a sink that is full gets its events with a
 //! later step, and the sequences behind it pause when their window is used up.
 
 mod outbox;
+mod roster;
 mod running;
 mod snapshot;
 
@@ -17,17 +18,16 @@ pub use snapshot::{SlotSnapshot, SlotState, Snapshot, SnapshotCell};
 
 use crate::{
     forward::{Activations, Batch, KvStores, forward_tapped},
-    kv::{BlockTables, GroupPools, KvCodecs, PAGE_TOKENS},
+    kv::KvCodecs,
     metrics::EngineMetrics,
     model::{KvGroup, Model, Tap},
     sampler::Sampler,
-    scheduler::{Share, StepBudget, plan_step},
-    sequence::{EndReason, EventKind, NewSequence},
+    scheduler::{Reservations, StepBounds},
+    sequence::{EventKind, NewSequence},
 };
 use outbox::Outbox;
-use running::Running;
+use roster::{Roster, RosterLimits};
 use std::{
-    collections::VecDeque,
     panic::{AssertUnwindSafe, catch_unwind},
     sync::{
         Arc,
@@ -52,7 +52,8 @@ pub struct StepLimits {
     pub sequences_max: usize,
     /// Requests that may wait for a slot.
     pub queue_max: usize,
-    pub budget: StepBudget,
+    pub bounds: StepBounds,
+    pub reservations: Reservations,
     pub codecs: KvCodecs,
     /// Pages of each KV group.
     pub pages: Vec<usize>,
@@ -107,23 +108,25 @@ impl StepThread {
             .spawn(move || {
                 let windows = model.kv_groups.iter().map(KvGroup::window);
                 let groups: Vec<_> = windows.zip(limits.pages.iter().copied()).collect();
-                let pools = GroupPools::new(&groups, limits.budget.tokens_max);
+                let roster_limits = RosterLimits {
+                    sequences_max: limits.sequences_max,
+                    bounds: limits.bounds,
+                    groups,
+                    reservations: limits.reservations,
+                };
                 let step_loop = StepLoop {
+                    roster: Roster::new(roster_limits, metrics.clone()),
+                    decode_stall_ms_max: limits.bounds.decode_stall_ms_max,
                     act: Activations::new(&model),
                     model,
                     kv,
                     eog,
-                    limits,
                     metrics,
                     heartbeat,
                     shared: for_loop,
                     submitted,
-                    pools,
-                    waiting: VecDeque::new(),
-                    running: Vec::new(),
                     outbox: Outbox::default(),
                     sampler: Sampler::default(),
-                    turn: 0,
                 };
                 // Requests would wait for ever on a thread that is gone: the process ends as for any
                 // internal fault, and the supervisor starts it again.
@@ -205,18 +208,15 @@ struct StepLoop {
     model: Arc<Model>,
     kv: KvStores,
     eog: Vec<u32>,
-    limits: StepLimits,
+    decode_stall_ms_max: f64,
     metrics: EngineMetrics,
     heartbeat: Heartbeat,
     shared: Arc<Shared>,
     submitted: Receiver<NewSequence>,
-    pools: GroupPools,
-    waiting: VecDeque<NewSequence>,
-    running: Vec<Running>,
+    roster: Roster,
     outbox: Outbox,
     act: Activations,
     sampler: Sampler,
-    turn: u64,
 }
 
 impl StepLoop {
@@ -226,10 +226,13 @@ impl StepLoop {
             .idle_max()
             .map_or(IDLE_ROUND, |max| max.min(IDLE_ROUND));
         while !self.shared.stop.load(Ordering::Acquire) {
-            self.waiting.extend(self.submitted.try_iter());
-            let dropped = self.drop_cancelled();
-            let admitted = self.admit();
-            if dropped + admitted > 0 {
+            for new in self.submitted.try_iter() {
+                self.roster.submit(new);
+            }
+            let (dropped, ended) = self.roster.drop_cancelled(&mut self.outbox);
+            self.shared.waiting.fetch_sub(dropped, Ordering::AcqRel);
+            let admitted = self.roster.admit(&mut self.outbox);
+            if dropped + ended + admitted > 0 {
                 // Shown as running before they stop counting as waiting, so that the engine never
                 // looks idle while it is not.
                 self.publish();
@@ -250,76 +253,23 @@ impl StepLoop {
         }
     }
 
-    /// Ends what was cancelled, waiting or running, and what nobody listens to any more; how many.
-    fn drop_cancelled(&mut self) -> usize {
-        let outbox = &mut self.outbox;
-        let mut stays = |new: &NewSequence| {
-            let gone = new.control.is_cancelled() || new.sink.channel.is_closed();
-            if gone {
-                let reason = EndReason::Cancelled;
-                outbox.push(new, EventKind::Ended { reason });
-            }
-            !gone
-        };
-        let (waiting, running) = (self.waiting.len(), self.running.len());
-        self.waiting.retain(&mut stays);
-        self.running.retain(|running| stays(&running.new));
-        let no_longer_waiting = waiting - self.waiting.len();
-        self.shared
-            .waiting
-            .fetch_sub(no_longer_waiting, Ordering::AcqRel);
-        no_longer_waiting + running - self.running.len()
-    }
-
-    /// Starts waiting sequences, oldest first, while slots and pages last; how many.
-    fn admit(&mut self) -> usize {
-        let before = self.running.len();
-        while self.running.len() < self.limits.sequences_max {
-            let Some(next) = self.waiting.front() else {
-                break;
-            };
-            let tokens_max = next.prompt.len() + next.tokens_max;
-            let growth = self.running.iter().map(Running::growth);
-            let Some(prefix) = self.pools.admit(&next.blocks.chain, tokens_max, growth) else {
-                break;
-            };
-            let Some(new) = self.waiting.pop_front() else {
-                break;
-            };
-            let (tables, tokens_cached) =
-                BlockTables::with_prefix(&self.pools, new.blocks.keys, &new.blocks.chain[..prefix]);
-            self.metrics
-                .prompt_tokens_cached
-                .inc_by(tokens_cached as u64);
-            self.outbox.push(&new, EventKind::Started { tokens_cached });
-            let slot = free_slot(&self.running);
-            self.running
-                .push(Running::new(new, slot, tables, tokens_cached));
-        }
-        self.running.len() - before
-    }
-
     /// Computes one step; false when there was nothing to compute.
     fn step(&mut self) -> bool {
-        let phases: Vec<_> = self.running.iter().map(Running::phase).collect();
-        let mut plan = plan_step(&phases, self.limits.budget, self.turn);
-        self.turn += 1;
-        self.pools.tick();
-        plan.retain(|share| self.make_room(*share));
+        let started = Instant::now();
+        let kv = &mut self.kv;
+        let prepare = |group, page| kv.prepare_page(group, page);
+        let (plan, waits_again) = self.roster.plan(started, &mut self.outbox, prepare);
+        self.shared.waiting.fetch_add(waits_again, Ordering::AcqRel);
         if plan.is_empty() {
-            self.running.retain(|r| r.ended.is_none());
-            return false;
+            return waits_again > 0;
         }
 
-        let started = Instant::now();
         let mut batch = Batch::new(self.model.kv_groups.len());
         for share in &plan {
-            let running = &self.running[share.sequence];
+            let running = &self.roster.running[share.sequence];
             let tokens = running.tokens_to_compute(share.tokens);
             batch.push_run(tokens, running.computed, running.tables.pages());
-            if running.computed + share.tokens == running.tokens.len() {
-                batch.want_logits();
-            }
+            batch.want_logits(share.logits);
         }
         let (tokens, answers) = (batch.len(), batch.logits_rows.len());
         let mut pulse = Pulse(&self.heartbeat);
@@ -327,69 +277,48 @@ impl StepLoop {
 
         let mut rows = logits.chunks_exact(self.model.hyper.vocab);
         for share in &plan {
-            let running = &mut self.running[share.sequence];
+            let running = &mut self.roster.running[share.sequence];
             running.advance(share.tokens);
-            if running.computed < running.tokens.len() {
-                let tokens_done = running.computed;
-                self.outbox
-                    .push(&running.new, EventKind::Prefilled { tokens_done });
+            let Some(row) = rows.by_ref().take(share.logits).last() else {
+                if let Some(tokens_done) = running.prefill_to_tell() {
+                    let event = EventKind::Prefilled { tokens_done };
+                    self.outbox.push(&running.sequence.new, event);
+                }
                 continue;
-            }
-            let Some(row) = rows.next() else { continue };
-            let position = running.tokens.len() as u64;
-            match self.sampler.sample(row, &running.new.sampling, position) {
+            };
+            let new = &running.sequence.new;
+            let position = running.sequence.tokens.len() as u64;
+            match self.sampler.sample(row, &new.sampling, position) {
                 Ok(id) => {
-                    running.accept(id, self.eog.contains(&id));
-                    self.outbox.push(&running.new, EventKind::Token { id });
+                    self.outbox.push(new, EventKind::Token { id });
+                    let gap = running.accept(id, self.eog.contains(&id), Instant::now());
+                    if let Some(gap) = gap {
+                        self.metrics.observe_gap(gap, self.decode_stall_ms_max);
+                    }
                 }
                 Err(error) => running.fail(error, &self.metrics),
             }
             if let Some(reason) = running.ended {
-                self.outbox.push(&running.new, EventKind::Ended { reason });
+                let event = EventKind::Ended { reason };
+                self.outbox.push(&running.sequence.new, event);
             }
         }
-        self.running.retain(|r| r.ended.is_none());
-        self.metrics
-            .observe_step(started.elapsed(), tokens, answers);
-        true
-    }
-
-    /// Gives the sequence the pages its share needs. False, and the sequence ends, when the machine
-    /// refuses memory; the pool itself cannot run out, admission saw to that.
-    fn make_room(&mut self, share: Share) -> bool {
-        let running = &mut self.running[share.sequence];
-        let needed = (running.computed + share.tokens).div_ceil(PAGE_TOKENS);
-        while running.tables.blocks() < needed {
-            let grown = running
-                .tables
-                .grow(&self.pools, |group, page| self.kv.prepare_page(group, page));
-            if let Err(refusal) = grown {
-                let cause = match refusal {
-                    Some(error) => error.to_string(),
-                    None => "every page is held".to_owned(),
-                };
-                tracing::error!(cause, "no KV memory for a sequence; it ends");
-                running.ended = Some(EndReason::OutOfMemory);
-                let reason = EndReason::OutOfMemory;
-                self.outbox.push(&running.new, EventKind::Ended { reason });
-                return false;
-            }
-        }
+        let took = started.elapsed();
+        self.roster.finish_step(&plan, took.as_secs_f64() * 1e3);
+        self.metrics.observe_step(took, tokens, answers);
         true
     }
 
     fn publish(&mut self) {
-        let usage = self.pools.usage();
+        let usage = self.roster.usage();
         self.metrics.observe_pool(usage, self.kv.bytes_committed());
         self.metrics
             .sequences_running
-            .set(self.running.len() as i64);
+            .set(self.roster.running.len() as i64);
         self.metrics
             .sequences_waiting
             .set(self.shared.waiting.load(Ordering::Acquire) as i64);
-        self.shared
-            .snapshot
-            .write(usage, self.running.iter().map(Running::snapshot));
+        self.shared.snapshot.write(usage, self.roster.snapshots());
     }
 }
 
@@ -401,10 +330,4 @@ impl Tap for Pulse<'_> {
     fn layer_output(&mut self, _layer: usize, _hidden: &[f32], _rows: usize) {
         self.0.beat();
     }
-}
-
-fn free_slot(running: &[Running]) -> u32 {
-    (0..)
-        .find(|slot| running.iter().all(|r| r.slot != *slot))
-        .unwrap_or(u32::MAX)
 }

@@ -15,7 +15,7 @@ use vitriol_engine::{
     load::{LoadError, load, start},
     metrics::EngineMetrics,
     sampler::Sampling,
-    scheduler::StepBudget,
+    scheduler::StepBounds,
     sequence::EndReason,
 };
 use vitriol_gguf::Gguf;
@@ -54,10 +54,12 @@ fn start_engine(file: &Path, metrics: EngineMetrics) -> Result<Engine, LoadError
         pages: vec![32],
         sequences_max: 4,
         queue_max: 4,
-        budget: StepBudget {
+        bounds: StepBounds {
             tokens_max: 128,
-            prefill_tokens_busy: 32,
+            decode_stall_ms_max: 80.0,
+            admission_ms_max: 120.0,
         },
+        kv_shares: Default::default(),
         share_prefixes: true,
         window_tokens: 256,
     };

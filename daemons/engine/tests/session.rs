@@ -17,7 +17,7 @@ use vitriol_engine::{
     kv::KvCodecs,
     load::{load, start},
     metrics::EngineMetrics,
-    scheduler::StepBudget,
+    scheduler::StepBounds,
     session,
 };
 use vitriol_proto::engine::v1::{
@@ -51,10 +51,12 @@ fn started() -> Arc<Engine> {
         pages: vec![85],
         sequences_max: 8,
         queue_max: 32,
-        budget: StepBudget {
+        bounds: StepBounds {
             tokens_max: 256,
-            prefill_tokens_busy: 64,
+            decode_stall_ms_max: 80.0,
+            admission_ms_max: 120.0,
         },
+        kv_shares: Default::default(),
         share_prefixes: true,
         window_tokens: 256,
     };

@@ -5,6 +5,7 @@
 )]
 
 use std::{
+    collections::BTreeMap,
     sync::{Arc, OnceLock},
     time::{Duration, Instant},
 };
@@ -12,12 +13,12 @@ use vitriol_chassis::Heartbeat;
 use vitriol_engine::{
     engine::{Engine, EngineLimits},
     generate::{Generation, GenerationRequest},
-    kv::{KvCodecs, PromptBlocks},
+    kv::{KvCodecs, PAGE_TOKENS, PromptBlocks},
     load::load,
     metrics::EngineMetrics,
     model::Model,
     sampler::Sampling,
-    scheduler::StepBudget,
+    scheduler::{Ownership, Priority, StepBounds},
     sequence::{EndReason, EventKind},
     step::SubmitError,
 };
@@ -33,10 +34,12 @@ fn limits(pages: usize) -> EngineLimits {
         pages: vec![pages],
         sequences_max: 16,
         queue_max: 64,
-        budget: StepBudget {
+        bounds: StepBounds {
             tokens_max: 128,
-            prefill_tokens_busy: 32,
+            decode_stall_ms_max: 80.0,
+            admission_ms_max: 120.0,
         },
+        kv_shares: Default::default(),
         share_prefixes: true,
         window_tokens: 256,
     }
@@ -185,6 +188,7 @@ fn a_slow_reader_pauses_only_itself() {
         .submit(NewSequence {
             id: SequenceId(u64::MAX),
             session_id: "slow".into(),
+            ownership: Ownership::new("", "slow", 0, Priority::Interactive),
             blocks: PromptBlocks::new(&engine.model.identity, b"", &slow.prompt),
             prompt: slow.prompt,
             tokens_max: slow.tokens_max,
@@ -258,6 +262,64 @@ fn more_work_than_pages_waits_and_finishes() {
         .collect();
     for running in all {
         assert_eq!(running.finish().1, Some(EndReason::Length));
+    }
+    no_page_is_held(&engine);
+}
+
+#[test]
+fn who_gives_way_goes_on_with_the_same_bytes() {
+    let requests: Vec<_> = (0..8)
+        .map(|i| GenerationRequest {
+            sampling: match i % 2 {
+                0 => Sampling::GREEDY,
+                _ => request(i, 1, 1).sampling,
+            },
+            ..request(i, 20 + 13 * i as usize, 300)
+        })
+        .collect();
+    let alone = engine(limits(64));
+    let expected: Vec<_> = requests
+        .iter()
+        .map(|r| alone.generate(r.clone()).unwrap().finish())
+        .collect();
+    assert_eq!(alone.metrics.preemptions.get(), 0);
+    // Each starts with three or four pages and comes to six or seven.
+    let crowded = engine(limits(14));
+    let running: Vec<_> = requests
+        .iter()
+        .map(|r| crowded.generate(r.clone()).unwrap())
+        .collect();
+    for (running, expected) in running.into_iter().zip(&expected) {
+        assert_eq!(&running.finish(), expected);
+    }
+    assert!(crowded.metrics.preemptions.get() > 0, "pages ran out");
+    no_page_is_held(&crowded);
+}
+
+#[test]
+fn what_is_kept_for_a_tenant_is_there_when_it_comes() {
+    let engine = engine(EngineLimits {
+        kv_shares: BTreeMap::from([("a".to_owned(), 0.5)]),
+        ..limits(16)
+    });
+    let owner = |tenant| Ownership::new(tenant, "", 0, Priority::Interactive);
+    assert_eq!(engine.context_tokens(&owner("a")), 16 * PAGE_TOKENS);
+    assert_eq!(engine.context_tokens(&owner("b")), 8 * PAGE_TOKENS);
+    // Others fill what they may have, and would like more.
+    let mut others: Vec<_> = (0..6)
+        .map(|i| engine.generate(request(i, 100, 400)).unwrap())
+        .collect();
+    while !matches!(others[0].next().unwrap().kind, EventKind::Token { .. }) {}
+    let mine = engine.generate_for(owner("a"), request(9, 400, 100));
+    let (tokens, reason) = mine.unwrap().finish();
+    assert_eq!((tokens.len(), reason), (100, Some(EndReason::Length)));
+    let queued = engine.step.snapshot();
+    assert!(
+        queued.waiting > 0,
+        "it waited for none of the others: {queued:?}"
+    );
+    for other in others {
+        assert_eq!(other.finish().1, Some(EndReason::Length));
     }
     no_page_is_held(&engine);
 }

@@ -13,7 +13,7 @@ use vitriol_engine::{
     load::load,
     metrics::EngineMetrics,
     sampler::Sampling,
-    scheduler::StepBudget,
+    scheduler::StepBounds,
     sequence::{EndReason, EventKind},
 };
 use vitriol_kernels_core::KvCodec;
@@ -40,10 +40,12 @@ fn engine_of(
         pages: pages(&loaded.model),
         sequences_max: 16,
         queue_max: 64,
-        budget: StepBudget {
+        bounds: StepBounds {
             tokens_max: STEP_TOKENS,
-            prefill_tokens_busy: 32,
+            decode_stall_ms_max: 80.0,
+            admission_ms_max: 120.0,
         },
+        kv_shares: Default::default(),
         share_prefixes: true,
         window_tokens: 256,
     };

@@ -157,6 +157,7 @@ fn value_json(entry: &Entry) -> Value {
     match entry.plain() {
         Plain::Text(text) => text.into(),
         Plain::Integer(n) => n.into(),
+        Plain::Share(share) => share.as_f64().into(),
         Plain::Boolean(value) => value.into(),
     }
 }

@@ -11,10 +11,11 @@ use crate::{
     load::{LoadError, Loaded, start},
     metrics::EngineMetrics,
     sampler::Sampling,
-    scheduler::StepBudget,
+    scheduler::StepBounds,
     sequence::{EndReason, EventKind, SequenceEvent},
 };
 use anyhow::{Context, bail};
+use std::collections::BTreeMap;
 use std::{
     io::{BufRead, Write},
     time::{Duration, Instant},
@@ -62,10 +63,13 @@ impl Worker {
             pages: vec![pages; model.kv_groups.len()],
             sequences_max: needs.sequences,
             queue_max: needs.sequences,
-            budget: StepBudget {
+            // Nobody else waits.
+            bounds: StepBounds {
                 tokens_max: STEP_TOKENS,
-                prefill_tokens_busy: STEP_TOKENS,
+                decode_stall_ms_max: f64::INFINITY,
+                admission_ms_max: f64::INFINITY,
             },
+            kv_shares: BTreeMap::new(),
             share_prefixes: true,
             window_tokens: u64::MAX,
         };

@@ -5,11 +5,11 @@ use crate::{
     load::start,
     metrics::EngineMetrics,
     sampler::{NotFinite, Sampling},
-    scheduler::StepBudget,
+    scheduler::StepBounds,
     sequence::{EndReason, EventKind},
 };
 use anyhow::{Context, bail};
-use std::{io::Write, path::PathBuf, time::Instant};
+use std::{collections::BTreeMap, io::Write, path::PathBuf, time::Instant};
 use vitriol_chassis::{Environment, Exit, Failure, Heartbeat, OrExit, init_trace};
 use vitriol_profile::LogFormat;
 use vitriol_tokens::{EncodeOptions, Utf8Stream};
@@ -91,10 +91,13 @@ fn complete(args: RunArgs, environment: &Environment) -> anyhow::Result<()> {
         pages: vec![pages; loaded.model.kv_groups.len()],
         sequences_max: 1,
         queue_max: 1,
-        budget: StepBudget {
+        // Nobody else waits.
+        bounds: StepBounds {
             tokens_max: 512,
-            prefill_tokens_busy: 512,
+            decode_stall_ms_max: f64::INFINITY,
+            admission_ms_max: f64::INFINITY,
         },
+        kv_shares: BTreeMap::new(),
         share_prefixes: false,
         window_tokens: u64::MAX,
     };

@@ -5,11 +5,12 @@ use crate::{
     load::{LoadError, load, start},
     metrics::EngineMetrics,
     model::{Hyperparameters, KvGroup, LoadProgress},
-    scheduler::StepBudget,
+    scheduler::StepBounds,
     service::{EngineService, MESSAGE_BYTES_MAX, Serving},
     step::StartError,
 };
 use std::{
+    collections::BTreeMap,
     io::ErrorKind,
     path::{Path, PathBuf},
     sync::Arc,
@@ -21,7 +22,7 @@ use vitriol_chassis::{
 };
 use vitriol_ipc::Listener;
 use vitriol_kernels_cpu::Isa;
-use vitriol_profile::{Engine as EngineProfile, Overrides, Profile, catalog, try_reading};
+use vitriol_profile::{Engine as EngineProfile, Overrides, Profile, Tenant, catalog, try_reading};
 use vitriol_proto::engine::v1::engine_server::EngineServer;
 
 /// How often a drain looks whether the last answer is done.
@@ -86,7 +87,7 @@ impl Config {
             threads: threads(engine.threads),
             isa: Isa::parse(engine.isa.as_str()).or_exit(Exit::Config)?,
             kv_bytes_max: engine.kv_bytes_max.get(),
-            limits: limits(engine, &model),
+            limits: limits(engine, profile.tenants.get(&args.name), &model),
             drain,
             setup: Setup::new("engine", env!("CARGO_PKG_VERSION"))
                 .log_format(profile.house.log_format)
@@ -119,7 +120,15 @@ fn unreadable(model: &Path, error: &std::io::Error) -> String {
     }
 }
 
-fn limits(engine: &EngineProfile, model: &Path) -> EngineLimits {
+fn limits(
+    engine: &EngineProfile,
+    tenants: Option<&BTreeMap<String, Tenant>>,
+    model: &Path,
+) -> EngineLimits {
+    let shares = tenants.into_iter().flatten();
+    let kv_shares = shares
+        .map(|(tenant, settings)| (tenant.clone(), settings.kv_share.as_f64()))
+        .collect();
     EngineLimits {
         // A split model is called by what its parts have in common.
         alias: catalog::served_name(
@@ -135,10 +144,12 @@ fn limits(engine: &EngineProfile, model: &Path) -> EngineLimits {
         pages: Vec::new(),
         sequences_max: engine.sequences_max as usize,
         queue_max: engine.queue_max as usize,
-        budget: StepBudget {
+        bounds: StepBounds {
             tokens_max: engine.step_tokens_max as usize,
-            prefill_tokens_busy: engine.prefill_tokens_busy as usize,
+            decode_stall_ms_max: f64::from(engine.decode_stall_ms_max),
+            admission_ms_max: f64::from(engine.admission_ms_max),
         },
+        kv_shares,
         share_prefixes: engine.share_prefixes,
         window_tokens: engine.window_tokens.into(),
     }

@@ -38,6 +38,11 @@ impl BlockTable {
         &self.pages
     }
 
+    /// Pages held.
+    pub fn held(&self) -> usize {
+        self.refs.len()
+    }
+
     /// Adds a page from the pool; its index, or `None` when every page is held.
     pub fn grow(&mut self, pool: &PagePool) -> Option<u32> {
         let page = pool.allocate()?;

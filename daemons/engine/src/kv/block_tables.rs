@@ -36,6 +36,21 @@ impl BlockTables {
         self.tables.first().map_or(0, |table| table.pages().len())
     }
 
+    /// By group, the pages held.
+    pub fn held(&self) -> impl Iterator<Item = usize> {
+        self.tables.iter().map(BlockTable::held)
+    }
+
+    /// Keys of the blocks that are full, from the first on.
+    pub fn sealed(&self) -> &[BlockKey] {
+        &self.sealed
+    }
+
+    /// Gives all pages back; the keys of those that were full stay known.
+    pub fn give_back(&mut self) {
+        self.tables.clear();
+    }
+
     /// Adds a block: calls `prepare` with each group and its new page. Errors: that of `prepare`, or
     /// `None` when every page of a group is held; the sequence cannot go on then.
     pub fn grow<E>(

@@ -16,11 +16,11 @@ pub struct GroupPool {
     pub window: Window,
 }
 
-/// How far a running sequence may still grow.
+/// How far a running sequence is sure to grow.
 #[derive(Clone, Copy, Debug)]
 pub struct Growth {
-    /// Tokens at its longest.
-    pub tokens_max: usize,
+    /// Tokens it is to have room for.
+    pub tokens_planned: usize,
     /// Blocks it has, passed ones included.
     pub blocks: usize,
 }
@@ -54,53 +54,60 @@ impl GroupPools {
         (0..=chain.len()).rev().find(by_all).unwrap_or(0)
     }
 
-    /// Whether a sequence can start whose prompt's blocks are `chain` and that may grow to `tokens_max`
-    /// tokens, beside those that run: each group must be able to serve all of them at their longest.
+    /// Whether a sequence can start whose first blocks are `chain` and that is to have room for
+    /// `tokens_planned` tokens, beside those that run: each group must be able to serve all of them as
+    /// far as is planned. `kept`: by group, pages that are for others only.
     /// Returns how many of the blocks it can take over.
     pub fn admit(
         &self,
         chain: &[BlockKey],
-        tokens_max: usize,
+        tokens_planned: usize,
         running: impl Iterator<Item = Growth> + Clone,
+        kept: impl Fn(usize) -> usize,
     ) -> Option<usize> {
         let blocks_max =
             |group: &GroupPool, tokens| group.window.blocks_max(tokens, self.step_tokens);
-        let fits = |group: &GroupPool, prefix: &[BlockKey]| {
+        let fits = |(index, group): (usize, &GroupPool), prefix: &[BlockKey]| {
             if group.window.tokens.is_some() {
                 // A window gives back pages that others may still hold, so sharing saves nothing that
                 // could be promised: every sequence counts with all it may hold at once.
-                let promised = running
+                let promised: usize = running
                     .clone()
-                    .map(|r| blocks_max(group, r.tokens_max))
+                    .map(|r| blocks_max(group, r.tokens_planned))
                     .sum();
                 let all = group.pool.usage().all;
-                return decide_admission(blocks_max(group, tokens_max), all, promised);
+                let demand = blocks_max(group, tokens_planned);
+                return decide_admission(demand, all, promised + kept(index));
             }
-            let promised = running
+            let promised: usize = running
                 .clone()
-                .map(|r| blocks_max(group, r.tokens_max).saturating_sub(r.blocks))
+                .map(|r| blocks_max(group, r.tokens_planned).saturating_sub(r.blocks))
                 .sum();
             let (found, cached) = group.pool.peek(prefix);
-            let demand = blocks_max(group, tokens_max) - found + cached;
-            decide_admission(demand, group.pool.available(), promised)
+            let demand = blocks_max(group, tokens_planned) - found + cached;
+            decide_admission(demand, group.pool.available(), promised + kept(index))
         };
-        // What does not fit if every block were held by others need not be looked for; the head of a
-        // queue asks this every round.
+        // What does not fit if every block were held by others need not be looked for; who waits asks
+        // this every round.
         let hopeless = |group: &GroupPool| {
             let windowed = group.window.tokens.is_some();
             let taken_over = if windowed { 0 } else { chain.len() };
-            let least = blocks_max(group, tokens_max).saturating_sub(taken_over);
+            let least = blocks_max(group, tokens_planned).saturating_sub(taken_over);
             least > group.pool.available()
         };
         if self.groups.iter().any(hopeless) {
             return None;
         }
         let prefix = self.longest_prefix(chain);
-        let all = self
-            .groups
-            .iter()
-            .all(|group| fits(group, &chain[..prefix]));
+        let mut groups = self.groups.iter().enumerate();
+        let all = groups.all(|group| fits(group, &chain[..prefix]));
         all.then_some(prefix)
+    }
+
+    /// Most pages of each group that a sequence holds at once which grows to `tokens` tokens.
+    pub fn pages_max(&self, tokens: usize) -> impl Iterator<Item = usize> {
+        let groups = self.groups.iter();
+        groups.map(move |group| group.window.blocks_max(tokens, self.step_tokens))
     }
 
     /// Pages of all groups together.
@@ -137,27 +144,27 @@ mod tests {
         let tokens: Vec<u32> = (0..150).collect();
         let chain = keys.chain(BlockKeys::reusable(&tokens));
         let none = || std::iter::empty::<Growth>();
-        assert!(pools.admit(&chain, 256, none()).is_some());
-        assert!(pools.admit(&chain, 257, none()).is_none());
+        assert!(pools.admit(&chain, 256, none(), |_| 0).is_some());
+        assert!(pools.admit(&chain, 257, none(), |_| 0).is_none());
         let (mut tables, _) = BlockTables::with_prefix(&pools, keys, &[]);
         for _ in 0..3 {
             tables.grow(&pools, |_, _| Ok::<_, ()>(())).unwrap();
         }
         tables.advance(&tokens);
         let grown = Growth {
-            tokens_max: 192,
+            tokens_planned: 192,
             blocks: 3,
         };
         let beside = || std::iter::once(grown);
-        let two_shared = pools.admit(&chain, 192, beside());
+        let two_shared = pools.admit(&chain, 192, beside(), |_| 0);
         assert_eq!(two_shared, Some(2), "one page more");
-        assert_eq!(pools.admit(&chain, 256, beside()), None);
+        assert_eq!(pools.admit(&chain, 256, beside(), |_| 0), None);
         drop(tables);
-        assert!(pools.admit(&chain, 256, none()).is_some());
+        assert!(pools.admit(&chain, 256, none(), |_| 0).is_some());
     }
 
     proptest! {
-        /// Whatever is admitted can grow to its end in every group, shared prefixes and all.
+        /// Whatever is admitted can grow as far as planned in every group, shared prefixes and all.
         #[test]
         fn nothing_admitted_runs_out(
             window in 1u32..200,
@@ -173,10 +180,10 @@ mod tests {
                 let tokens: Vec<u32> = (0..(prompt + more) as u32).map(|t| t * family).collect();
                 let chain = keys.chain(BlockKeys::reusable(&tokens[..prompt]));
                 let growth = running.iter().map(|(tables, tokens, _)| Growth {
-                    tokens_max: tokens.len(),
+                    tokens_planned: tokens.len(),
                     blocks: tables.blocks(),
                 });
-                let admitted = pools.admit(&chain, tokens.len(), growth);
+                let admitted = pools.admit(&chain, tokens.len(), growth, |_| 0);
                 // An idle house takes whatever its pools can hold at all.
                 let windows = pools.groups().iter();
                 let holds = windows.map(|g| g.window.tokens_within(g.pool.usage().all, 64)).min();

@@ -1,88 +1,173 @@
 use super::snapshot::{SlotSnapshot, SlotState};
 use crate::{
-    kv::{BlockTables, Growth},
+    kv::{BlockKey, BlockKeys, BlockTables, Growth},
     metrics::EngineMetrics,
     sampler::NotFinite,
     scheduler::Phase,
     sequence::{EndReason, NewSequence},
 };
-use std::sync::Arc;
+use std::{
+    mem,
+    sync::Arc,
+    time::{Duration, Instant},
+};
 use vitriol_chassis::event;
 
-/// A sequence with a slot and pages.
+/// Tokens that a sequence gets room for beyond those it has: with less, one that has just started
+/// would soon take pages from another.
+const ROOM_TOKENS: usize = 128;
+
+/// A sequence, whether it waits or runs.
 #[derive(Debug)]
-pub struct Running {
+pub struct Sequence {
+    /// Its prompt is in `tokens`.
     pub new: NewSequence,
-    pub slot: u32,
-    pub tables: BlockTables,
+    /// Rises with each sequence that is submitted.
+    pub arrival: u64,
     /// Prompt and generated tokens.
     pub tokens: Vec<u32>,
-    /// Tokens whose KV stands.
-    pub computed: usize,
-    pub tokens_cached: usize,
-    pub ended: Option<EndReason>,
+    pub prompt_tokens: usize,
+    /// Keys of the full blocks it can take over; at least one token is left to compute.
+    pub chain: Vec<BlockKey>,
+    /// Of its prompt, tokens reused when it first started; `None` until then.
+    pub tokens_cached: Option<usize>,
+    /// How often it gave way to another.
+    pub gave_way: u32,
+    /// Prompt tokens of which its owner knows that they are computed.
+    prefill_told: usize,
 }
 
-impl Running {
-    pub fn new(new: NewSequence, slot: u32, tables: BlockTables, tokens_cached: usize) -> Self {
-        let mut tokens = Vec::with_capacity(new.prompt.len() + new.tokens_max);
-        tokens.extend_from_slice(&new.prompt);
+impl Sequence {
+    pub fn new(mut new: NewSequence, arrival: u64) -> Self {
+        let tokens = mem::take(&mut new.prompt);
+        let chain = mem::take(&mut new.blocks.chain);
         Self {
             new,
-            slot,
-            tables,
+            arrival,
+            prompt_tokens: tokens.len(),
             tokens,
-            computed: tokens_cached,
-            tokens_cached,
-            ended: None,
+            chain,
+            tokens_cached: None,
+            gave_way: 0,
+            prefill_told: 0,
         }
     }
 
     pub fn generated(&self) -> usize {
-        self.tokens.len() - self.new.prompt.len()
+        self.tokens.len() - self.prompt_tokens
+    }
+
+    /// Whether its reader is behind by as much as it may be.
+    pub fn is_paused(&self) -> bool {
+        let generated = self.generated() as u64;
+        let untaken = generated.saturating_sub(self.new.control.tokens_taken());
+        generated > 0 && untaken >= self.new.window_tokens
+    }
+
+    /// Tokens it is to have room for before another may start.
+    pub fn tokens_planned(&self) -> usize {
+        (self.tokens.len() + ROOM_TOKENS).min(self.prompt_tokens + self.new.tokens_max)
+    }
+}
+
+/// A sequence with a slot and pages.
+#[derive(Debug)]
+pub struct Running {
+    pub sequence: Sequence,
+    pub slot: u32,
+    pub tables: BlockTables,
+    /// Tokens whose KV stands.
+    pub computed: usize,
+    pub ended: Option<EndReason>,
+    /// It must make room for another when the step is planned.
+    pub gives_way: bool,
+    /// Since when it waits for its next token, which nothing but the engine keeps from it.
+    ready_since: Option<Instant>,
+}
+
+impl Running {
+    pub fn new(sequence: Sequence, slot: u32, tables: BlockTables, computed: usize) -> Self {
+        Self {
+            sequence,
+            slot,
+            tables,
+            computed,
+            ended: None,
+            gives_way: false,
+            ready_since: None,
+        }
     }
 
     pub fn phase(&self) -> Phase {
-        if self.generated() == 0 {
-            return Phase::Prefill {
-                tokens_left: self.tokens.len() - self.computed,
-            };
+        if self.sequence.is_paused() {
+            return Phase::Paused;
         }
-        let untaken = (self.generated() as u64).saturating_sub(self.new.control.tokens_taken());
-        if untaken >= self.new.window_tokens {
-            Phase::Paused
-        } else {
-            Phase::Decode
+        match self.sequence.tokens.len() - self.computed {
+            1 if self.sequence.generated() > 0 => Phase::Decode,
+            tokens_left => Phase::Prefill { tokens_left },
         }
     }
 
-    /// How far it may still grow.
+    /// Takes note at `now` whether it can decode; the time that it cannot is no stall.
+    pub fn note_phase(&mut self, now: Instant) {
+        match self.phase() {
+            Phase::Paused => self.ready_since = None,
+            Phase::Decode => self.ready_since = self.ready_since.or(Some(now)),
+            Phase::Prefill { .. } => {}
+        }
+    }
+
+    /// How far it is sure to grow.
     pub fn growth(&self) -> Growth {
         Growth {
-            tokens_max: self.new.prompt.len() + self.new.tokens_max,
+            tokens_planned: self.sequence.tokens_planned(),
             blocks: self.tables.blocks(),
         }
     }
 
     /// The next `n` tokens without KV.
     pub fn tokens_to_compute(&self, n: usize) -> &[u32] {
-        &self.tokens[self.computed..self.computed + n]
+        &self.sequence.tokens[self.computed..self.computed + n]
     }
 
     /// KV of `n` more tokens stands.
     pub fn advance(&mut self, n: usize) {
         self.computed += n;
-        self.tables.advance(&self.tokens[..self.computed]);
+        let computed = &self.sequence.tokens[..self.computed];
+        self.tables.advance(computed);
     }
 
-    /// Takes a sampled token and decides whether it was the last.
-    pub fn accept(&mut self, id: u32, is_eog: bool) {
-        self.tokens.push(id);
-        if is_eog && !self.new.ignore_eog {
+    /// Prompt tokens computed, if that is more than its owner has been told.
+    pub fn prefill_to_tell(&mut self) -> Option<usize> {
+        let done = self.computed.min(self.sequence.prompt_tokens);
+        let told = mem::replace(&mut self.sequence.prefill_told, done);
+        self.sequence.prefill_told = told.max(done);
+        (done > told).then_some(done)
+    }
+
+    /// Takes a token sampled at `now` and decides whether it was the last. Returns the time since the
+    /// one before, if nothing but the engine kept it so long.
+    pub fn accept(&mut self, id: u32, is_eog: bool, now: Instant) -> Option<Duration> {
+        self.sequence.tokens.push(id);
+        if is_eog && !self.sequence.new.ignore_eog {
             self.ended = Some(EndReason::Eog);
-        } else if self.generated() >= self.new.tokens_max {
+        } else if self.sequence.generated() >= self.sequence.new.tokens_max {
             self.ended = Some(EndReason::Length);
         }
+        let since = self.ready_since.replace(now);
+        since.map(|since| now.saturating_duration_since(since))
+    }
+
+    /// Gives its pages back, full ones for whoever can reuse them first of all itself, and waits again.
+    pub fn give_way(self) -> Sequence {
+        let mut sequence = self.sequence;
+        let reusable = BlockKeys::reusable(&sequence.tokens).len() / crate::kv::PAGE_TOKENS;
+        let sealed = &self.tables.sealed()[..reusable.min(self.tables.sealed().len())];
+        if sealed.len() > sequence.chain.len() {
+            sequence.chain = sealed.to_vec();
+        }
+        sequence.gave_way += 1;
+        sequence
     }
 
     /// Ends it without a token: the step gave nothing to sample from.
@@ -90,14 +175,15 @@ impl Running {
         metrics.sequences_not_finite.inc();
         tracing::error!(
             message_id = event::LOGITS_NOT_FINITE,
-            vitriol_session = &*self.new.session_id,
-            position = self.tokens.len(),
+            vitriol_session = &*self.sequence.new.session_id,
+            position = self.sequence.tokens.len(),
             "an answer ends in an error: {error}"
         );
         self.ended = Some(EndReason::NotFinite);
     }
 
     pub fn snapshot(&self) -> SlotSnapshot {
+        let sequence = &self.sequence;
         SlotSnapshot {
             slot: self.slot,
             state: match self.phase() {
@@ -105,11 +191,11 @@ impl Running {
                 Phase::Decode => SlotState::Decode,
                 Phase::Paused => SlotState::Paused,
             },
-            session_id: Arc::clone(&self.new.session_id),
-            prompt_tokens: self.new.prompt.len(),
-            prompt_tokens_done: self.computed.min(self.new.prompt.len()),
-            tokens_cached: self.tokens_cached,
-            tokens_generated: self.generated(),
+            session_id: Arc::clone(&sequence.new.session_id),
+            prompt_tokens: sequence.prompt_tokens,
+            prompt_tokens_done: self.computed.min(sequence.prompt_tokens),
+            tokens_cached: sequence.tokens_cached.unwrap_or(0),
+            tokens_generated: sequence.generated(),
         }
     }
 }
