@@ -31,6 +31,11 @@ impl Seed {
         Seed::from(seed)
     }
 
+    /// The seed itself, before any choice is made.
+    pub fn value(&self) -> u64 {
+        self.state
+    }
+
     /// The next 64 random bits.
     pub fn bits(&mut self) -> u64 {
         self.state = self.state.wrapping_add(0x9e37_79b9_7f4a_7c15);
