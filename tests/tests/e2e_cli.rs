@@ -51,7 +51,7 @@ fn house() -> Arc<House> {
 fn chat_answers_a_piped_question_and_status_sees_the_daemons() {
     let house = house();
     let address = house.address().to_string();
-    let question = "What is the capital of France?";
+    let question = "What color is the sky?";
     let asked = json!({
         "messages": [{"role": "user", "content": question}],
         "max_tokens": 24,

@@ -69,7 +69,7 @@ pub fn welcome(url: &str, chat_command: &str) -> String {
     format!(
         "\nready at {url}\n\n  \
          curl -s {url}/v1/chat/completions -H 'content-type: application/json' \\\n    \
-         -d '{{\"messages\":[{{\"role\":\"user\",\"content\":\"What is the capital of France?\"}}],\
+         -d '{{\"messages\":[{{\"role\":\"user\",\"content\":\"What color is the sky?\"}}],\
          \"temperature\":0,\"max_tokens\":100}}'\n\n  \
          {chat_command}\n\n\
          ctrl-C stops it\n"
