@@ -8,6 +8,7 @@ mod k_quants;
 mod legacy;
 mod ternary;
 
+pub use iq::{Codebook, CodebookBlock};
 pub use k_quants::six_bit_pair;
 
 use thiserror::Error;
@@ -82,13 +83,6 @@ pub fn dequantise_row(
         TensorType::Q4_K => decode_blocks(src, out, k_quants::q4_k),
         TensorType::Q5_K => decode_blocks(src, out, k_quants::q5_k),
         TensorType::Q6_K => decode_blocks(src, out, k_quants::q6_k),
-        TensorType::IQ1_S => decode_blocks(src, out, iq::iq1_s),
-        TensorType::IQ1_M => decode_blocks(src, out, iq::iq1_m),
-        TensorType::IQ2_XXS => decode_blocks(src, out, iq::iq2_xxs),
-        TensorType::IQ2_XS => decode_blocks(src, out, iq::iq2_xs),
-        TensorType::IQ2_S => decode_blocks(src, out, iq::iq2_s),
-        TensorType::IQ3_XXS => decode_blocks(src, out, iq::iq3_xxs),
-        TensorType::IQ3_S => decode_blocks(src, out, iq::iq3_s),
         TensorType::IQ4_NL => decode_blocks(src, out, iq::iq4_nl),
         TensorType::IQ4_XS => decode_blocks(src, out, iq::iq4_xs),
         TensorType::TQ1_0 => decode_blocks(src, out, ternary::tq1_0),
@@ -97,13 +91,14 @@ pub fn dequantise_row(
         TensorType::Q2_0 => decode_blocks(src, out, ternary::q2_0),
         TensorType::MXFP4 => decode_blocks(src, out, fp4::mxfp4),
         TensorType::NVFP4 => decode_blocks(src, out, fp4::nvfp4),
-        TensorType::Q8_1
-        | TensorType::Q8_K
-        | TensorType::I8
-        | TensorType::I16
-        | TensorType::I32
-        | TensorType::I64
-        | TensorType::F64 => return Err(DequantiseError::Unsupported(tensor_type)),
+        _ => {
+            let codebook = Codebook::of(tensor_type);
+            let codebook = codebook.ok_or(DequantiseError::Unsupported(tensor_type))?;
+            let blocks = src.chunks_exact(tensor_type.block_bytes());
+            for (block, values) in blocks.zip(out.chunks_exact_mut(tensor_type.block_len())) {
+                codebook.decode(block, values);
+            }
+        }
     }
     Ok(())
 }

@@ -10,6 +10,6 @@ pub mod tolerance;
 
 mod dequantise;
 
-pub use dequantise::{DequantiseError, dequantise_row, six_bit_pair};
+pub use dequantise::{Codebook, CodebookBlock, DequantiseError, dequantise_row, six_bit_pair};
 pub use kv::{KvCodec, KvHeads, bytes_per_token};
 pub use tensor_type::TensorType;
