@@ -8,8 +8,9 @@ mod k_quants;
 mod legacy;
 mod ternary;
 
-pub use iq::{Codebook, CodebookBlock};
-pub use k_quants::six_bit_pair;
+pub use fp4::half_of_ue4m3;
+pub use iq::{Codebook, CodebookBlock, iq4_xs_scale};
+pub use k_quants::{six_bit_pair, six_bit_scale};
 
 use thiserror::Error;
 

@@ -10,6 +10,9 @@ pub mod tolerance;
 
 mod dequantise;
 
-pub use dequantise::{Codebook, CodebookBlock, DequantiseError, dequantise_row, six_bit_pair};
+pub use dequantise::{
+    Codebook, CodebookBlock, DequantiseError, dequantise_row, half_of_ue4m3, iq4_xs_scale,
+    six_bit_pair, six_bit_scale,
+};
 pub use kv::{KvCodec, KvHeads, bytes_per_token};
 pub use tensor_type::TensorType;

@@ -1,6 +1,5 @@
 pub(crate) mod format;
 mod interleave;
-mod transcode;
 
 use std::alloc::Layout;
 use std::ptr::NonNull;
@@ -10,7 +9,7 @@ use vitriol_kernels_core::{TensorType, dequantise_row};
 use vitriol_shm::{EXTENT_BYTES, Reservation, ReservationError};
 
 use self::format::PanelFormat;
-use self::interleave::interleave;
+use self::interleave::{interleave, mxfp4_fits};
 use crate::generic::matmul::PanelView;
 use crate::table::KernelTable;
 
@@ -58,11 +57,9 @@ pub enum PackError {
 /// A weight matrix in panels of 16 interleaved rows, the layout the matmul kernels stream.
 ///
 /// Shapes: (rows, cols), rows padded to 16 with zero weights
-/// Cost:   f32, f16, bf16, q8_0, q4_0, q4_1, q5_0, q5_1, q4_K, q5_K, q6_K and iq4_nl take the bytes of
-///         the file (within 3%, padding aside). Types whose weights are a small integer
-///         times one f16 a block (mxfp4, the ternary ones) become q8_0 panels, 34 bytes
-///         for 32 weights, the same values to the bit; where a block of a matrix does not fit (an
-///         mxfp4 scale beyond f16), and for every other type, f32 panels, 4 bytes a weight
+/// Cost:   the bytes of the file (within 4%, padding aside), but tq1_0, tq2_0, q1_0 and q2_0 2.5 bits a
+///         weight, the iq1, iq2 and iq3 types 4.6 and nvfp4 5. An mxfp4 matrix with a scale beyond
+///         2^-125..2^125 takes 4 bytes a weight, as plain floats
 pub struct PanelMatrix {
     /// Type of the weights in the file.
     tensor_type: TensorType,
@@ -174,18 +171,11 @@ impl PanelMatrix {
             row_bytes,
             bytes: src,
         };
-        if let Some(format) = PanelFormat::of(tensor_type) {
-            return source.interleaved(format);
+        let format = PanelFormat::of(tensor_type).ok_or(PackError::Unsupported(tensor_type))?;
+        if format == PanelFormat::Mxfp4 && !mxfp4_fits(src) {
+            return source.decoded();
         }
-        if !tensor_type.is_dequantisable() {
-            return Err(PackError::Unsupported(tensor_type));
-        }
-        if transcode::has_one_scale(tensor_type)
-            && let Some(packed) = source.transcoded()?
-        {
-            return Ok(packed);
-        }
-        source.decoded()
+        source.interleaved(format)
     }
 
     /// Rows: outputs of a matmul.
@@ -275,37 +265,17 @@ impl Source<'_> {
             .bytes_mut()
             .chunks_exact_mut(matrix.panel_bytes);
         for (panel, rows) in panels.zip(self.bytes.chunks(16 * self.row_bytes)) {
-            interleave(format, self.cols, rows, self.row_bytes, panel);
+            interleave(
+                format,
+                self.tensor_type,
+                self.cols,
+                rows,
+                self.row_bytes,
+                panel,
+            )
+            .map_err(|_| PackError::Unsupported(self.tensor_type))?;
         }
         Ok(matrix)
-    }
-
-    /// q8_0 panels; `None` if a value would not come out as it is.
-    fn transcoded(&self) -> Result<Option<PanelMatrix>, PackError> {
-        let mut matrix = self.empty(PanelFormat::Q8_0)?;
-        let panels = matrix
-            .memory
-            .bytes_mut()
-            .chunks_exact_mut(matrix.panel_bytes);
-        let mut values = vec![0f32; self.cols];
-        let mut rows_as_q8_0 = Vec::new();
-        for (panel, rows) in panels.zip(self.bytes.chunks(16 * self.row_bytes)) {
-            rows_as_q8_0.clear();
-            for row in rows.chunks_exact(self.row_bytes) {
-                self.decode(row, &mut values)?;
-                if !transcode::to_q8_0(self.tensor_type, row, &values, &mut rows_as_q8_0) {
-                    return Ok(None);
-                }
-            }
-            interleave(
-                PanelFormat::Q8_0,
-                self.cols,
-                &rows_as_q8_0,
-                self.cols / 32 * 34,
-                panel,
-            );
-        }
-        Ok(Some(matrix))
     }
 
     /// f32 panels, which take everything.

@@ -43,8 +43,9 @@ fn half_of_e8m0(e: u8) -> f32 {
 }
 
 /// Half of a float with four bits of exponent (bias 7) and three of mantissa; the top bit has no
-/// meaning. 0x7f is NaN in E4M3 and 0 here, as in ggml.
-fn half_of_ue4m3(bits: u8) -> f32 {
+/// meaning. 0x7f is NaN in E4M3 and 0 here, as in ggml. Every one of them is an f16.
+#[must_use]
+pub fn half_of_ue4m3(bits: u8) -> f32 {
     const SUBNORMAL_UNIT: f32 = 1.0 / 1024.0;
     let exponent = u32::from(bits >> 3 & 15);
     let mantissa = u32::from(bits & 7);

@@ -273,20 +273,25 @@ pub(super) fn iq4_nl(block: &[u8; 18], values: &mut [f32; 32]) {
     decode_halves(&block[2..], values, |q| iq4_level(q) * d);
 }
 
-/// Bytes: d 0..2, high bits of the scales 2..4 (2 for each group), their low bits 4..8 (nibbles),
-/// then 8 groups of 32 weights, q 16 each (nibbles, [`decode_halves`]).
-/// Value: level(q)·d·(scale − 32).
+/// Bytes: d 0..2, scales 2..8 ([`iq4_xs_scale`]), then 8 groups of 32 weights, q 16 each (nibbles,
+/// [`decode_halves`]).
+/// Value: level(q)·d·scale.
 pub(super) fn iq4_xs(block: &[u8; 136], values: &mut [f32; 256]) {
     let d = f16_at(block, 0);
-    let high_bits = u16_at(block, 2);
     let (quants, _) = block[8..].as_chunks::<16>();
     let (groups, _) = values.as_chunks_mut::<32>();
     for (s, (values, quants)) in groups.iter_mut().zip(quants).enumerate() {
-        let high = high_bits >> (2 * s) & 3;
-        let scale = f32::from(u16::from(nibble(&block[4..8], s)) | high << 4) - 32.0;
-        let scale = d * scale;
+        let scale = d * f32::from(iq4_xs_scale(&block[2..8], s));
         decode_halves(quants, values, |q| iq4_level(q) * scale);
     }
+}
+
+/// Scale of group s of an iq4_xs block out of its 6 bytes of them: six bits less 32, the high two in a
+/// u16 0..2, the low four in nibbles 2..6.
+#[must_use]
+pub fn iq4_xs_scale(packed: &[u8], s: usize) -> i8 {
+    let high = (u16_at(packed, 0) >> (2 * s) & 3) as u8;
+    (nibble(&packed[2..6], s) | high << 4) as i8 - 32
 }
 
 fn iq4_level(q: u8) -> f32 {

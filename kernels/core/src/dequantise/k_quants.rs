@@ -24,19 +24,14 @@ pub(super) fn q2_k(block: &[u8; 84], values: &mut [f32; 256]) {
 
 /// Bytes: third bits 0..32 (bit p of byte i: weight 32·p + i), low bits of q 32..96 (planes of 2
 /// bits), scales 96..108, d 108..110. Groups of 16.
-/// Value: (q − 4)·(d·(scale − 32)).
-///
-/// Scales of 6 bits: low four of group g in nibble order 0..8 low, 8..16 high of bytes 0..8; high
-/// two in bits 2·(g / 4) of byte 8 + g % 4.
+/// Value: (q − 4)·(d·scale), scales as [`six_bit_scale`] has them.
 pub(super) fn q3_k(block: &[u8; 110], values: &mut [f32; 256]) {
     let third_bits = &block[..32];
     let qs = &block[32..96];
     let scales = &block[96..108];
     let d = f16_at(block, 108);
     for (g, values) in groups_of_16(values).enumerate() {
-        let low = scales[g % 8] >> (4 * (g / 8)) & 15;
-        let high = scales[8 + g % 4] >> (2 * (g / 4)) & 3;
-        let scale = d * (f32::from(low | high << 4) - 32.0);
+        let scale = d * f32::from(six_bit_scale(scales, g));
         let plane = Plane::of(g);
         let third_bits = &third_bits[16 * (g % 2)..];
         for ((value, &byte), &third) in values.iter_mut().zip(&qs[plane.run..]).zip(third_bits) {
@@ -128,6 +123,15 @@ fn groups_of_16(values: &mut [f32; 256]) -> std::slice::IterMut<'_, [f32; 16]> {
 
 fn groups_of_32(values: &mut [f32; 256]) -> std::slice::IterMut<'_, [f32; 32]> {
     values.as_chunks_mut().0.iter_mut()
+}
+
+/// Scale of group g of a q3_K block out of its 12 bytes of them: six bits less 32, the low four in
+/// nibble order 0..8 low, 8..16 high of bytes 0..8, the high two in bits 2·(g / 4) of byte 8 + g % 4.
+#[must_use]
+pub fn six_bit_scale(packed: &[u8], g: usize) -> i8 {
+    let low = packed[g % 8] >> (4 * (g / 8)) & 15;
+    let high = packed[8 + g % 4] >> (2 * (g / 4)) & 3;
+    (low | high << 4) as i8 - 32
 }
 
 /// Scale and minimum of group s of a q4_K or q5_K block, 6 bits each, out of its 12 bytes of them: groups 0..4 in the low 6 bits of

@@ -9,15 +9,20 @@
 //! q5_0   d[nb][16] f16, then per block 4 lines of nibbles and 1 of fifth bits (bit g: line g)
 //! q4_1   per block 4 lines of nibbles, then d[16], m[16] f16
 //! q5_1   per block 4 lines of nibbles, 1 of fifth bits, then d[16], m[16] f16
-//! q4_K   per 8 blocks d[16], dmin[16] f16, scales [8][16], minima [8][16] u8, then per block 4 lines
-//!        of nibbles
-//! q5_K   the same, per block 4 lines of nibbles and 1 of fifth bits
-//! q6_K   per 8 blocks d[16] f16, 32 bytes unused, scales [16][16] i8, then per block 4 lines of
-//!        nibbles and 2 of high bits (bits 2·(g % 4), +1 of line g / 4: line g)
 //! iq4_nl as q4_0, a nibble naming an entry of the codebook
 //! ```
-//! Values are those of the file. A block's dot product is an exact integer, so what stands in which
-//! order inside it does not matter to the bits.
+//! The others: the files of `quants/`. Values are those of the file. A block's dot product is an exact
+//! integer, so what stands in which order inside it does not matter to the bits.
+
+mod codebook;
+mod few_bits;
+mod fp4;
+mod k_quants;
+
+pub(crate) use codebook::{Codebook, Iq4Xs};
+pub(crate) use few_bits::{Q2K, Q3K, TwoBits, super_scales_bytes};
+pub(crate) use fp4::{MXFP4_EXPONENTS, Mxfp4, Nvfp4, mxfp4_scales_bytes};
+pub(crate) use k_quants::{Q4K, Q5K, Q6K};
 
 use crate::simd::Simd;
 
@@ -83,22 +88,6 @@ impl<S: Simd> Finish<S> for FifthBit<S> {
     }
 }
 
-/// By bits 2·(g % 4), +1 of each byte as bits 4, 5.
-struct TwoHighBits<S: Simd>(S::Bits);
-
-impl<S: Simd> Finish<S> for TwoHighBits<S> {
-    #[inline(always)]
-    fn finish<const G: usize>(&self, s: S, nibbles: S::Bits) -> S::Bits {
-        let moved = match G % 4 {
-            0 => s.shift_left::<4>(self.0),
-            1 => s.shift_left::<2>(self.0),
-            2 => self.0,
-            _ => s.shift_right::<2>(self.0),
-        };
-        s.or(nibbles, s.and_mask(moved, 0x3030_3030))
-    }
-}
-
 /// By the entries they name of a codebook.
 struct Entries<'a>(&'a [u8; 16]);
 
@@ -110,6 +99,9 @@ impl<S: Simd> Finish<S> for Entries<'_> {
 }
 
 /// Scale and minimum of 16 rows, for each part of a block: weight = byte·d + m.
+///
+/// No closure makes them: what is not inlined into a kernel lacks its instruction set, and each
+/// operation becomes a call (measured with AVX2 at one token: 4 to 20 times slower).
 #[derive(Clone, Copy)]
 pub(crate) struct Scales<S: Simd> {
     pub(crate) d: [S::F; 2],
@@ -122,6 +114,16 @@ impl<S: Simd> Scales<S> {
         Self {
             d: [d, d],
             m: [m, m],
+        }
+    }
+
+    /// Where weight = (byte − offset)·d.
+    #[inline(always)]
+    fn offset(s: S, d: [S::F; 2], offset: f32) -> Self {
+        let offset = s.splat(-offset);
+        Self {
+            d,
+            m: [s.mul(d[0], offset), s.mul(d[1], offset)],
         }
     }
 }
@@ -188,30 +190,37 @@ unsafe fn nibble_lines<S: Simd>(
     lines!(0 4, 1 5, 2 6, 3 7);
 }
 
-/// The low or the high nibbles of the four lines at `p`, made whole.
+/// Lines 4·`PART`.. from the two lines of nibbles at `p`, made whole: low ones are the first two.
 ///
 /// # Safety
-/// `p` readable for four lines.
+/// `p` readable for two lines.
 #[inline(always)]
-unsafe fn half_nibble_lines<S: Simd, const PART: usize>(
+unsafe fn paired_nibble_lines<S: Simd, const PART: usize>(
     s: S,
     p: *const u8,
     whole: &impl Finish<S>,
     sink: &mut impl LineSink<S>,
 ) {
     macro_rules! lines {
-        ($($low:literal $high:literal),*) => {$(
+        ($first:literal $second:literal $third:literal $fourth:literal) => {
             // SAFETY: the caller's promise.
-            let v = unsafe { load_line(s, p.wrapping_add(64 * $low)) };
-            if PART == 0 {
-                sink.line::<$low>(s, whole.finish::<$low>(s, s.and_mask(v, NIBBLES)));
-            } else {
-                let high = s.and_mask(s.shift_right::<4>(v), NIBBLES);
-                sink.line::<$high>(s, whole.finish::<$high>(s, high));
-            }
-        )*};
+            let (v, w) = unsafe { (load_line(s, p), load_line(s, p.wrapping_add(64))) };
+            sink.line::<$first>(s, whole.finish::<$first>(s, s.and_mask(v, NIBBLES)));
+            sink.line::<$second>(s, whole.finish::<$second>(s, s.and_mask(w, NIBBLES)));
+            let v = s.and_mask(s.shift_right::<4>(v), NIBBLES);
+            sink.line::<$third>(s, whole.finish::<$third>(s, v));
+            let w = s.and_mask(s.shift_right::<4>(w), NIBBLES);
+            sink.line::<$fourth>(s, whole.finish::<$fourth>(s, w));
+        };
     }
-    lines!(0 4, 1 5, 2 6, 3 7);
+    match PART {
+        0 => {
+            lines!(0 1 2 3);
+        }
+        _ => {
+            lines!(4 5 6 7);
+        }
+    }
 }
 
 /// # Safety
@@ -309,9 +318,9 @@ macro_rules! scales_last {
             unsafe fn scales<S: Simd>(s: S, panel: Panel, block: usize) -> Scales<S> {
                 let p = panel.at((64 * $lines + 64) * block + 64 * $lines);
                 s.prefetch(p.wrapping_add(AHEAD_BYTES));
-                let at_m = p.wrapping_add(32);
                 // SAFETY: the last 64 bytes of a block of a readable panel.
-                let (d, m) = unsafe { (s.load_f16(p.cast()), s.load_f16(at_m.cast())) };
+                let (d, m) =
+                    unsafe { (s.load_f16(p.cast()), s.load_f16(p.wrapping_add(32).cast())) };
                 Scales::whole(d, m)
             }
 
@@ -340,101 +349,3 @@ unsafe fn four_bit_lines<S: Simd>(s: S, p: *const u8, sink: &mut impl LineSink<S
 
 scales_last!(Q4_1, lines 4, four_bit_lines);
 scales_last!(Q5_1, lines 5, five_bit_lines);
-
-/// Super-blocks of 256 with a 6-bit scale and minimum for each block.
-macro_rules! scaled_minima {
-    ($name:ident, lines $lines:literal, $feed:ident) => {
-        pub(crate) struct $name;
-
-        impl $name {
-            const SUPER_BYTES: usize = 64 + 256 + 8 * 64 * $lines;
-        }
-
-        impl QuantFormat for $name {
-            const PARTS: usize = 1;
-            const MINIMUM: bool = true;
-            const BIASED: bool = false;
-
-            fn panel_bytes(cols: usize) -> Option<usize> {
-                (cols / 256).checked_mul(Self::SUPER_BYTES)
-            }
-
-            #[inline(always)]
-            unsafe fn scales<S: Simd>(s: S, panel: Panel, block: usize) -> Scales<S> {
-                let head = panel.at(block / 8 * Self::SUPER_BYTES);
-                let scale = head.wrapping_add(64 + 16 * (block % 8));
-                s.prefetch(head.wrapping_add(AHEAD_BYTES + 64 * (block % 8)));
-                // SAFETY: the header of a readable super-block.
-                unsafe {
-                    let d = s.load_f16(head.cast());
-                    let dmin = s.load_f16(head.wrapping_add(32).cast());
-                    let minimum = s.load_u8(scale.wrapping_add(128));
-                    Scales::whole(
-                        s.mul(d, s.load_u8(scale)),
-                        s.sub(s.splat(0.0), s.mul(dmin, minimum)),
-                    )
-                }
-            }
-
-            #[inline(always)]
-            unsafe fn lines<S: Simd, const PART: usize>(
-                s: S,
-                panel: Panel,
-                block: usize,
-                sink: &mut impl LineSink<S>,
-            ) {
-                let p = panel.at(block / 8 * Self::SUPER_BYTES + 320 + block % 8 * 64 * $lines);
-                // SAFETY: the lines of a block of a readable panel.
-                unsafe { $feed(s, p, sink) }
-            }
-        }
-    };
-}
-
-scaled_minima!(Q4K, lines 4, four_bit_lines);
-scaled_minima!(Q5K, lines 5, five_bit_lines);
-
-pub(crate) struct Q6K;
-
-impl Q6K {
-    const SUPER_BYTES: usize = 64 + 256 + 8 * 64 * 6;
-}
-
-impl QuantFormat for Q6K {
-    const PARTS: usize = 2;
-    const MINIMUM: bool = true;
-    const BIASED: bool = false;
-
-    fn panel_bytes(cols: usize) -> Option<usize> {
-        (cols / 256).checked_mul(Self::SUPER_BYTES)
-    }
-
-    #[inline(always)]
-    unsafe fn scales<S: Simd>(s: S, panel: Panel, block: usize) -> Scales<S> {
-        let head = panel.at(block / 8 * Self::SUPER_BYTES);
-        let scale = head.wrapping_add(64 + 32 * (block % 8));
-        s.prefetch(scale.wrapping_add(AHEAD_BYTES));
-        // SAFETY: the header of a readable super-block.
-        unsafe {
-            let d = s.load_f16(head.cast());
-            let d = [0, 16].map(|part| s.mul(d, s.load_i8(scale.wrapping_add(part).cast())));
-            let m = d.map(|d| s.mul(d, s.splat(-32.0)));
-            Scales { d, m }
-        }
-    }
-
-    #[inline(always)]
-    unsafe fn lines<S: Simd, const PART: usize>(
-        s: S,
-        panel: Panel,
-        block: usize,
-        sink: &mut impl LineSink<S>,
-    ) {
-        let p = panel.at(block / 8 * Self::SUPER_BYTES + 320 + block % 8 * 384);
-        // SAFETY: the lines of a block of a readable panel.
-        unsafe {
-            let high = TwoHighBits(load_line(s, p.wrapping_add(256 + 64 * PART)));
-            half_nibble_lines::<S, PART>(s, p, &high, sink);
-        }
-    }
-}

@@ -16,6 +16,13 @@ pub(crate) enum PanelFormat {
     Q5K,
     Q6K,
     Iq4Nl,
+    TwoBits,
+    Q2K,
+    Q3K,
+    Iq4Xs,
+    Mxfp4,
+    Nvfp4,
+    Codebook,
 }
 
 /// `$body` with `$format` as the type `$q`, if it is a quantised one.
@@ -26,7 +33,7 @@ macro_rules! by_quant_format {
     };
     ($format:expr, $q:ident => $body:expr, else $other:expr) => {
         crate::panel::format::by_quant_format!(@ $format, $q, $body, $other,
-            Q8_0 Q4_0 Q4_1 Q5_0 Q5_1 Q4K Q5K Q6K Iq4Nl)
+            Q8_0 Q4_0 Q4_1 Q5_0 Q5_1 Q4K Q5K Q6K Iq4Nl TwoBits Q2K Q3K Iq4Xs Mxfp4 Nvfp4 Codebook)
     };
     (@ $format:expr, $q:ident, $body:expr, $other:expr, $($name:ident)*) => {
         match $format {
@@ -41,7 +48,8 @@ macro_rules! by_quant_format {
 pub(crate) use by_quant_format;
 
 impl PanelFormat {
-    /// The layout that holds the weights of a file as they are, if there is one.
+    /// The layout that holds the values of a type (of mxfp4 all but the rarest scales,
+    /// [`super::interleave::mxfp4_fits`]); `None` for what are no weights.
     pub(crate) fn of(tensor_type: TensorType) -> Option<Self> {
         Some(match tensor_type {
             TensorType::F32 => Self::F32,
@@ -56,7 +64,28 @@ impl PanelFormat {
             TensorType::Q5_K => Self::Q5K,
             TensorType::Q6_K => Self::Q6K,
             TensorType::IQ4_NL => Self::Iq4Nl,
-            _ => return None,
+            TensorType::TQ1_0 | TensorType::TQ2_0 | TensorType::Q1_0 | TensorType::Q2_0 => {
+                Self::TwoBits
+            }
+            TensorType::Q2_K => Self::Q2K,
+            TensorType::Q3_K => Self::Q3K,
+            TensorType::IQ4_XS => Self::Iq4Xs,
+            TensorType::MXFP4 => Self::Mxfp4,
+            TensorType::NVFP4 => Self::Nvfp4,
+            TensorType::IQ1_S
+            | TensorType::IQ1_M
+            | TensorType::IQ2_XXS
+            | TensorType::IQ2_XS
+            | TensorType::IQ2_S
+            | TensorType::IQ3_XXS
+            | TensorType::IQ3_S => Self::Codebook,
+            TensorType::Q8_1
+            | TensorType::Q8_K
+            | TensorType::I8
+            | TensorType::I16
+            | TensorType::I32
+            | TensorType::I64
+            | TensorType::F64 => return None,
         })
     }
 

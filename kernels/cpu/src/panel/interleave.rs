@@ -1,18 +1,34 @@
 //! Rows as a file stores them, interleaved into panels of 16.
 
+mod few_bits;
+mod levels;
+
+use vitriol_kernels_core::{DequantiseError, TensorType};
+
 use super::format::PanelFormat;
+pub(super) use levels::mxfp4_fits;
 
 /// Interleaves up to 16 rows of `row_bytes` bytes into a zeroed panel of `cols` columns; lanes without
 /// a row stay zero.
+///
+/// Errors: a type that is not one of the format's
 pub(super) fn interleave(
     format: PanelFormat,
+    tensor_type: TensorType,
     cols: usize,
     rows: &[u8],
     row_bytes: usize,
     panel: &mut [u8],
-) {
+) -> Result<(), DequantiseError> {
     for (lane, row) in rows.chunks_exact(row_bytes).enumerate() {
         match format {
+            PanelFormat::TwoBits => few_bits::two_bits(tensor_type, cols, row, lane, panel)?,
+            PanelFormat::Q2K => few_bits::q2_k(row, lane, panel),
+            PanelFormat::Q3K => few_bits::q3_k(cols, row, lane, panel),
+            PanelFormat::Iq4Xs => levels::iq4_xs(cols, row, lane, panel),
+            PanelFormat::Mxfp4 => levels::mxfp4(cols, row, lane, panel),
+            PanelFormat::Nvfp4 => levels::nvfp4(row, lane, panel),
+            PanelFormat::Codebook => levels::codebook(tensor_type, cols, row, lane, panel)?,
             PanelFormat::F32 => words::<4>(panel, lane, row),
             PanelFormat::F16 | PanelFormat::Bf16 => words::<2>(panel, lane, row),
             PanelFormat::Q8_0 => {
@@ -124,6 +140,7 @@ pub(super) fn interleave(
             }
         }
     }
+    Ok(())
 }
 
 /// Words of `N` bytes of one row, 16 rows side by side.

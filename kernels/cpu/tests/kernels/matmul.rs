@@ -6,7 +6,8 @@ use vitriol_kernels_cpu::{Cpu, ExpertProduct, Isa, PackError, PanelMatrix};
 use crate::random::Random;
 use crate::{bits, cpus, first_difference};
 
-const TYPES: [TensorType; 12] = [
+/// One of each layout of panels, and both ends of the levels that codebooks have.
+const TYPES: [TensorType; 20] = [
     TensorType::F32,
     TensorType::F16,
     TensorType::BF16,
@@ -15,11 +16,25 @@ const TYPES: [TensorType; 12] = [
     TensorType::Q4_1,
     TensorType::Q5_0,
     TensorType::Q5_1,
+    TensorType::Q2_K,
+    TensorType::Q3_K,
     TensorType::Q4_K,
     TensorType::Q5_K,
     TensorType::Q6_K,
+    TensorType::IQ1_M,
+    TensorType::IQ3_XXS,
     TensorType::IQ4_NL,
+    TensorType::IQ4_XS,
+    TensorType::TQ1_0,
+    TensorType::MXFP4,
+    TensorType::NVFP4,
 ];
+
+/// Every type that weights have.
+fn types_of_weights() -> impl Iterator<Item = TensorType> {
+    let all = TensorType::ALL.iter().copied();
+    all.filter(|tensor_type| tensor_type.is_dequantisable())
+}
 
 /// Columns, rounded up to whole blocks.
 fn whole_blocks(tensor_type: TensorType, cols: usize) -> usize {
@@ -331,7 +346,7 @@ fn rows_decode_to_the_values_of_the_file() {
 #[test]
 fn every_type_gives_the_values_of_the_file() {
     let mut random = Random::new(11);
-    for &tensor_type in TensorType::ALL.iter().filter(|t| t.is_dequantisable()) {
+    for tensor_type in types_of_weights() {
         let (rows, cols) = (37, 512);
         let row_bytes = tensor_type.row_bytes(cols).unwrap();
         // Any bytes are weights; those whose scale is no number are left out of the comparison.
@@ -357,65 +372,60 @@ fn every_type_gives_the_values_of_the_file() {
     }
 }
 
-/// Types whose weights are integers times an f16 take q8_0 panels: a quarter of f32's bytes, and the
-/// values of the file, −0 (a zero times a negative scale) being as good as 0.
 #[test]
-fn what_is_q8_0_in_disguise_is_kept_in_its_size() {
-    let types = [
-        (TensorType::TQ1_0, 52),
-        (TensorType::TQ2_0, 64),
-        (TensorType::Q1_0, 0),
-        (TensorType::Q2_0, 0),
-        (TensorType::MXFP4, 0),
-    ];
-    let (rows, cols) = (37, 512);
-    for (tensor_type, scale_at) in types {
-        let mut random = Random::new(12);
-        let row_bytes = tensor_type.row_bytes(cols).unwrap();
-        let mut stored: Vec<u8> = (0..rows * row_bytes)
-            .map(|_| (random.bits() >> 40) as u8)
-            .collect();
-        for block in stored.chunks_exact_mut(tensor_type.block_bytes()) {
-            if tensor_type == TensorType::MXFP4 {
-                block[0] = 104 + (block[0] % 40);
-            } else {
-                // Any finite scale, subnormal ones included.
-                block[scale_at + 1] &= 0xbb;
-            }
-        }
+fn panels_take_about_the_bytes_of_the_file() {
+    let (rows, cols) = (48, 4096);
+    for tensor_type in types_of_weights() {
+        let stored = Random::new(12).weights(tensor_type, rows, cols);
         let packed = PanelMatrix::pack(tensor_type, rows, cols, &stored).unwrap();
-        assert_eq!(packed.bytes(), 48 * cols / 32 * 34, "{tensor_type}");
-        let mut values = Vec::new();
-        for (row, stored) in stored.chunks_exact(row_bytes).enumerate() {
-            let (mut expected, mut decoded) = (vec![f32::NAN; cols], vec![f32::NAN; cols]);
-            dequantise_row(tensor_type, stored, &mut expected).unwrap();
-            packed.dequantise_row(row, &mut decoded);
-            assert_eq!(decoded, expected, "{tensor_type} row {row}");
-            values.extend(expected);
-        }
-        assert!(values.iter().any(|&v| v != 0.0));
+        let bits_of = |bytes: usize| (8 * bytes) as f64 / (rows * cols) as f64;
+        let (bits, of_file) = (bits_of(packed.bytes()), bits_of(stored.len()));
+        let most = match tensor_type {
+            TensorType::TQ1_0 | TensorType::TQ2_0 | TensorType::Q1_0 | TensorType::Q2_0 => 2.5,
+            TensorType::IQ1_S | TensorType::IQ1_M => 4.6,
+            TensorType::IQ2_XXS | TensorType::IQ2_XS | TensorType::IQ2_S => 4.6,
+            TensorType::IQ3_XXS | TensorType::IQ3_S => 4.6,
+            TensorType::NVFP4 => 5.0,
+            _ => 1.04 * of_file,
+        };
+        assert!(
+            bits <= most,
+            "{tensor_type}: {bits} bits a weight, {of_file} in the file"
+        );
     }
 }
 
+/// E8M0 exponents whose products are no normal f32 have the values of the file all the same, and cost
+/// bytes only where they matter.
 #[test]
-fn a_scale_beyond_f16_makes_f32_panels() {
+fn extreme_scales_of_mxfp4_keep_their_values() {
     let (rows, cols) = (20, 64);
-    let mut stored = vec![0x21; rows * TensorType::MXFP4.row_bytes(cols).unwrap()];
-    for scale in stored.iter_mut().step_by(17) {
-        *scale = 127;
-    }
-    let fits = PanelMatrix::pack(TensorType::MXFP4, rows, cols, &stored).unwrap();
-    assert_eq!(fits.bytes(), 32 * cols / 32 * 34);
-    // 2^-28 in the last block of the last row.
-    let last = stored.len() - 17;
-    stored[last] = 100;
-    let packed = PanelMatrix::pack(TensorType::MXFP4, rows, cols, &stored).unwrap();
-    assert_eq!(packed.bytes(), 32 * cols * 4);
-    for row in 0..rows {
-        let (mut ours, mut expected) = (vec![f32::NAN; cols], vec![f32::NAN; cols]);
-        packed.dequantise_row(row, &mut ours);
-        dequantise_row(TensorType::MXFP4, &stored[row * 34..][..34], &mut expected).unwrap();
-        assert_eq!(bits(&ours), bits(&expected));
+    let row_bytes = TensorType::MXFP4.row_bytes(cols).unwrap();
+    for (exponent, quants, quantised) in [
+        (2, 0x21, true),
+        (252, 0xf7, true),
+        (0, 0x80, true),
+        (0, 0x21, false),
+        (1, 0x21, false),
+        (253, 0x21, false),
+        (255, 0xf7, false),
+    ] {
+        let mut stored = vec![0x21; rows * row_bytes];
+        for scale in stored.iter_mut().step_by(17) {
+            *scale = 127;
+        }
+        // In the last block of the last row.
+        let last = stored.len() - 17;
+        stored[last] = exponent;
+        stored[last + 1..].fill(quants);
+        let packed = PanelMatrix::pack(TensorType::MXFP4, rows, cols, &stored).unwrap();
+        assert_eq!(packed.is_quantised(), quantised, "{exponent}");
+        for (row, stored) in stored.chunks_exact(row_bytes).enumerate() {
+            let (mut ours, mut expected) = (vec![f32::NAN; cols], vec![f32::NAN; cols]);
+            packed.dequantise_row(row, &mut ours);
+            dequantise_row(TensorType::MXFP4, stored, &mut expected).unwrap();
+            assert_eq!(ours, expected, "{exponent}");
+        }
     }
 }
 

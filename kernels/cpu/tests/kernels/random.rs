@@ -46,6 +46,19 @@ impl Random {
                         let scale = f32_to_f16(self.unit() / 16.0).to_le_bytes();
                         out[at + half..][..2].copy_from_slice(&scale);
                     }
+                    match tensor_type {
+                        // A power of two from 2^-16 on.
+                        TensorType::MXFP4 => out[at] = 112 + out[at] % 16,
+                        // Four bits of d stand on top of each of four words.
+                        TensorType::IQ1_M => {
+                            let d = f32_to_f16(self.unit() / 16.0);
+                            for (i, byte) in [49, 51, 53, 55].into_iter().enumerate() {
+                                let quarter = (d >> (4 * i) & 15) as u8;
+                                out[at + byte] = out[at + byte] & 15 | quarter << 4;
+                            }
+                        }
+                        _ => {}
+                    }
                 }
             }
         }
@@ -56,9 +69,13 @@ impl Random {
 /// Where a block has the f16 of its scales and minima.
 fn halves_of(tensor_type: TensorType) -> &'static [usize] {
     match tensor_type {
-        TensorType::Q4_0 | TensorType::Q5_0 | TensorType::Q8_0 | TensorType::IQ4_NL => &[0],
+        TensorType::Q2_K => &[80, 82],
+        TensorType::Q3_K => &[108],
         TensorType::Q4_1 | TensorType::Q5_1 | TensorType::Q4_K | TensorType::Q5_K => &[0, 2],
         TensorType::Q6_K => &[208],
-        other => panic!("no random {other}"),
+        TensorType::TQ1_0 => &[52],
+        TensorType::TQ2_0 => &[64],
+        TensorType::IQ1_M | TensorType::MXFP4 | TensorType::NVFP4 => &[],
+        _ => &[0],
     }
 }
