@@ -91,20 +91,28 @@ impl<S: Simd, const C: usize> LineSink<S> for Sums<S, C> {
     }
 }
 
-/// Σ of a block's weights in each of 16 rows, from the sums of their bytes.
+/// Σ of the weights of part `part` of a block in each of 16 rows, from the sum of their bytes.
+#[inline(always)]
+fn part_sum<S: Simd, Q: QuantFormat>(
+    s: S,
+    scales: &Scales<S>,
+    part: usize,
+    bytes: S::Bits,
+) -> S::F {
+    let sum = s.mul(scales.d[part], s.words_to_f32(bytes));
+    match Q::MINIMUM {
+        true => s.fma(scales.m[part], s.splat(32.0 / Q::PARTS as f32), sum),
+        false => sum,
+    }
+}
+
+/// Σ of a block's weights in each of 16 rows.
 #[inline(always)]
 fn weight_sum<S: Simd, Q: QuantFormat>(s: S, scales: &Scales<S>, bytes: [S::Bits; 2]) -> S::F {
-    let columns = s.splat(32.0 / Q::PARTS as f32);
-    let part = |part: usize| {
-        let sum = s.mul(scales.d[part], s.words_to_f32(bytes[part]));
-        match Q::MINIMUM {
-            true => s.fma(scales.m[part], columns, sum),
-            false => sum,
-        }
-    };
+    let first = part_sum::<S, Q>(s, scales, 0, bytes[0]);
     match Q::PARTS {
-        1 => part(0),
-        _ => s.add(part(0), part(1)),
+        1 => first,
+        _ => s.add(first, part_sum::<S, Q>(s, scales, 1, bytes[1])),
     }
 }
 
