@@ -281,6 +281,8 @@ choice_setting! {
         Auto = "auto",
         /// Plain Rust, for every CPU.
         Scalar = "scalar",
+        /// SSSE3 and SSE4.1.
+        Sse41 = "sse41",
         /// AVX2 with FMA and F16C.
         Avx2 = "avx2",
         /// The same with AVX-VNNI.

@@ -29,7 +29,7 @@ pub enum CpuError {
     /// A kernel does not give what the reference gives.
     #[error(
         "the {isa} kernels give a wrong {op} on this processor; choose others with \
-         VITRIOL_ISA or engine.NAME.isa (scalar, avx2, …), and please report it"
+         VITRIOL_ISA or engine.NAME.isa (scalar, sse41, avx2, …), and please report it"
     )]
     WrongAnswer {
         /// Kernels in use.

@@ -7,6 +7,8 @@ use thiserror::Error;
 pub enum Isa {
     /// Whatever the build target guarantees; multiply, then add.
     Scalar,
+    /// SSSE3 and SSE4.1 (x86-64-v2); multiply, then add.
+    Sse41,
     /// AVX2 with FMA and F16C (x86-64-v3).
     Avx2,
     /// The same with AVX-VNNI, the int8 dot product (Alder Lake, Zen 5 and later).
@@ -19,7 +21,7 @@ pub enum Isa {
 #[derive(Debug, Error, PartialEq, Eq)]
 pub enum IsaError {
     /// No such name.
-    #[error("unknown instruction set {0:?}: use auto, scalar, avx2, avxvnni or avx512")]
+    #[error("unknown instruction set {0:?}: use auto, scalar, sse41, avx2, avxvnni or avx512")]
     Unknown(String),
     /// The name is right, the processor lacks it.
     #[error("this processor cannot run {requested} kernels: use auto, or at most {best}")]
@@ -33,7 +35,13 @@ pub enum IsaError {
 
 impl Isa {
     /// All instruction sets with a kernel table, ascending.
-    pub const ALL: [Isa; 4] = [Isa::Scalar, Isa::Avx2, Isa::AvxVnni, Isa::Avx512];
+    pub const ALL: [Isa; 5] = [
+        Isa::Scalar,
+        Isa::Sse41,
+        Isa::Avx2,
+        Isa::AvxVnni,
+        Isa::Avx512,
+    ];
 
     /// Fastest instruction set of the processor this runs on.
     #[must_use]
@@ -50,6 +58,8 @@ impl Isa {
     pub fn is_present(self) -> bool {
         match self {
             Isa::Scalar => true,
+            #[cfg(target_arch = "x86_64")]
+            Isa::Sse41 => is_x86_feature_detected!("ssse3") && is_x86_feature_detected!("sse4.1"),
             #[cfg(target_arch = "x86_64")]
             Isa::Avx2 => {
                 is_x86_feature_detected!("avx2")
@@ -90,6 +100,7 @@ impl Isa {
     pub const fn name(self) -> &'static str {
         match self {
             Isa::Scalar => "scalar",
+            Isa::Sse41 => "sse41",
             Isa::Avx2 => "avx2",
             Isa::AvxVnni => "avxvnni",
             Isa::Avx512 => "avx512",

@@ -22,7 +22,7 @@
 //!   multiplied in; a chunk it sees nothing of never reaches the merge.
 //! - norms and activations: per row, sums in a fixed lane pattern, one exponential everywhere.
 //!
-//! `scalar` multiplies, then adds: portable, with bits of its own.
+//! `scalar` multiplies, then adds: portable, with bits of its own, which `sse41` shares.
 //!
 //! # Layers inside
 //! `simd` names the vector operations, `arch/*` implements them per ISA, `generic/*` holds each op

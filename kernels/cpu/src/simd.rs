@@ -44,7 +44,7 @@ pub(crate) trait Simd: Copy {
     fn max(self, a: Self::F, b: Self::F) -> Self::F;
     /// Per lane `a < b ? a : b`: b where either is NaN.
     fn min(self, a: Self::F, b: Self::F) -> Self::F;
-    /// a·b + c, rounded once (scalar: twice).
+    /// a·b + c, rounded once (scalar, sse41: twice).
     fn fma(self, a: Self::F, b: Self::F, c: Self::F) -> Self::F;
     /// Per lane v·2^n, where n is the integer in the low mantissa bits of `t` (two's complement
     /// modulo 2^9); v normal, v·2^n normal.

@@ -251,6 +251,15 @@ kernel_table!(
 );
 #[cfg(target_arch = "x86_64")]
 kernel_table!(
+    sse41,
+    Isa::Sse41,
+    crate::arch::sse41::Sse41,
+    // SAFETY: called only where the processor has been found to have it.
+    unsafe { crate::arch::sse41::Sse41::new_unchecked() },
+    "ssse3,sse4.1"
+);
+#[cfg(target_arch = "x86_64")]
+kernel_table!(
     avx2,
     Isa::Avx2,
     crate::arch::avx2::Avx2<false>,
@@ -290,6 +299,8 @@ impl KernelTable {
         }
         match isa {
             Isa::Scalar => Some(&scalar::TABLE),
+            #[cfg(target_arch = "x86_64")]
+            Isa::Sse41 => Some(&sse41::TABLE),
             #[cfg(target_arch = "x86_64")]
             Isa::Avx2 => Some(&avx2::TABLE),
             #[cfg(target_arch = "x86_64")]

@@ -86,7 +86,8 @@ fn wrong_values_name_line_key_and_remedy() {
     assert!(refusal("[engine.main]\nthreads = '4'\n").contains("expected a whole number"));
     assert!(refusal("[engine.main]\nthreads = -1\n").contains("-1 is outside 0"));
     assert!(
-        refusal("[engine.main]\nisa = 'neon'\n").contains("auto, scalar, avx2, avxvnni, avx512")
+        refusal("[engine.main]\nisa = 'neon'\n")
+            .contains("auto, scalar, sse41, avx2, avxvnni, avx512")
     );
     assert!(refusal("[house]\nlisten = 'nowhere'\n").contains("no address"));
     assert!(refusal("house = 3\n").contains("write [house]"));

@@ -100,6 +100,9 @@ unsafe fn read_part(isa: Isa, p: *const f32, lines: usize) -> f32 {
         Isa::Scalar => unsafe { read_lines(Scalar, p, lines) },
         #[cfg(target_arch = "x86_64")]
         // SAFETY: the caller's promise.
+        Isa::Sse41 => unsafe { x86::read_sse41(p, lines) },
+        #[cfg(target_arch = "x86_64")]
+        // SAFETY: the caller's promise.
         Isa::Avx2 | Isa::AvxVnni => unsafe { x86::read_avx2(p, lines) },
         #[cfg(target_arch = "x86_64")]
         // SAFETY: the caller's promise.
@@ -142,11 +145,19 @@ mod x86 {
     use std::arch::x86_64::*;
     use std::hint::black_box;
 
-    use crate::arch::{avx2::Avx2, avx512::Avx512};
+    use crate::arch::{avx2::Avx2, avx512::Avx512, sse41::Sse41};
     use crate::generic::machine::read_lines;
 
     /// Two multiplications start each cycle and one takes five: ten in flight keep both busy.
     pub(super) const CHAINS: usize = 12;
+
+    /// # Safety
+    /// The processor has the features; as [`read_lines`].
+    #[target_feature(enable = "ssse3,sse4.1")]
+    pub(super) unsafe fn read_sse41(p: *const f32, lines: usize) -> f32 {
+        // SAFETY: the caller's promise.
+        unsafe { read_lines(Sse41::new_unchecked(), p, lines) }
+    }
 
     /// # Safety
     /// The processor has the features; as [`read_lines`].

@@ -209,7 +209,12 @@ mod tests {
         #[cfg(target_arch = "x86_64")]
         {
             use crate::Isa;
-            use crate::arch::{avx2::Avx2, avx512::Avx512};
+            use crate::arch::{avx2::Avx2, avx512::Avx512, sse41::Sse41};
+            if Isa::Sse41.is_present() {
+                // SAFETY: detected just now.
+                let witness = unsafe { Sse41::new_unchecked() };
+                assert!(worst(witness) <= tolerance::EXP_RELATIVE);
+            }
             if Isa::Avx2.is_present() {
                 // SAFETY: detected just now.
                 let witness = unsafe { Avx2::<false>::new_unchecked() };
@@ -251,7 +256,12 @@ mod tests {
         #[cfg(target_arch = "x86_64")]
         {
             use crate::Isa;
-            use crate::arch::{avx2::Avx2, avx512::Avx512};
+            use crate::arch::{avx2::Avx2, avx512::Avx512, sse41::Sse41};
+            if Isa::Sse41.is_present() {
+                // SAFETY: detected just now.
+                let witness = unsafe { Sse41::new_unchecked() };
+                assert!(worst_tanh(witness) <= tolerance::TANH_RELATIVE);
+            }
             if Isa::Avx2.is_present() {
                 // SAFETY: detected just now.
                 let witness = unsafe { Avx2::<false>::new_unchecked() };

@@ -1,8 +1,8 @@
 use vitriol_kernels_core::{reference, tolerance};
-use vitriol_kernels_cpu::{Cpu, Isa, RopeStyle, RopeTable};
+use vitriol_kernels_cpu::{Cpu, RopeStyle, RopeTable};
 
 use crate::random::Random;
-use crate::{bits, cpus, first_difference};
+use crate::{bits, check_agreement, cpus, first_difference};
 
 /// Every chunk of 16 of this many elements is beyond what one thread takes alone.
 const LONG: usize = 100_003;
@@ -268,22 +268,21 @@ fn rope_turns_both_styles_as_the_reference_does() {
 }
 
 #[test]
-fn fused_instruction_sets_agree_bit_for_bit() {
-    if !Isa::Avx512.is_present() {
-        println!("this processor lacks avx512: agreement with avx2 is NOT checked by this run");
-        return;
-    }
+fn instruction_sets_agree_bit_for_bit() {
     let mut random = Random::new(12);
     let (x, w) = (random.units(5 * 1000), random.units(1000));
-    let [a, b] = [Isa::Avx2, Isa::Avx512].map(|isa| {
-        let cpu = Cpu::new(1, Some(isa)).unwrap();
-        let mut out = vec![0.0; 5000];
-        cpu.rms_norm(&x, &w, 1e-6, 5, 1000, &mut out);
-        let mut silu = vec![0.0; 5000];
-        cpu.silu_mul(&out, &x, &mut silu);
-        [out, silu].concat()
+    check_agreement("norm, silu, gelu, clamped and capped", |cpu| {
+        let mut norm = vec![0.0; 5000];
+        cpu.rms_norm(&x, &w, 1e-6, 5, 1000, &mut norm);
+        let mut outs = [(); 4].map(|()| vec![0.0; 5000]);
+        let [silu, gelu, clamped, capped] = &mut outs;
+        cpu.silu_mul(&norm, &x, silu);
+        cpu.gelu_mul(&norm, &x, gelu);
+        cpu.swiglu_clamped(&norm, &x, 1.7, 0.5, clamped);
+        capped.copy_from_slice(&norm);
+        cpu.softcap(capped, 0.7);
+        [norm, outs.concat()].concat()
     });
-    assert_eq!(first_difference(&a, &b), None);
 }
 
 #[test]

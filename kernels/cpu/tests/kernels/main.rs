@@ -27,6 +27,35 @@ fn cpus(threads: &[usize]) -> Vec<Cpu> {
         .collect()
 }
 
+/// The instruction sets that multiply and add alike, and so agree bit for bit; those this machine lacks are
+/// named.
+fn families() -> [Vec<Cpu>; 2] {
+    let separate = [Isa::Scalar, Isa::Sse41];
+    let fused = [Isa::Avx2, Isa::AvxVnni, Isa::Avx512];
+    [&separate[..], &fused[..]].map(|family| {
+        let (present, absent): (Vec<Isa>, Vec<Isa>) =
+            family.iter().partition(|isa| isa.is_present());
+        for isa in absent {
+            println!("this processor lacks {isa}: agreement with it is NOT checked by this run");
+        }
+        let cpu = |isa| Cpu::new(1, Some(isa)).unwrap();
+        present.into_iter().map(cpu).collect()
+    })
+}
+
+/// Checks that every instruction set of a family computes the same bits.
+fn check_agreement(what: &str, compute: impl Fn(&Cpu) -> Vec<f32>) {
+    for family in families() {
+        let mut results = family.iter().map(|cpu| (cpu, compute(cpu)));
+        let Some((_, first)) = results.next() else {
+            continue;
+        };
+        for (cpu, result) in results {
+            assert_eq!(first_difference(&first, &result), None, "{cpu:?} {what}");
+        }
+    }
+}
+
 fn bits(values: &[f32]) -> Vec<u32> {
     values.iter().map(|v| v.to_bits()).collect()
 }

@@ -283,6 +283,7 @@ fn can_run(cpu: &Cpu, isa: Isa) -> bool {
     let has_avx2 = || AVX2.iter().all(|flag| cpu.has(flag));
     match isa {
         Isa::Auto | Isa::Scalar => true,
+        Isa::Sse41 => cpu.has("ssse3") && cpu.has("sse4_1"),
         Isa::Avx2 => has_avx2(),
         Isa::AvxVnni => has_avx2() && cpu.has("avx_vnni"),
         Isa::Avx512 => has_avx2() && AVX512.iter().all(|flag| cpu.has(flag)),
@@ -290,7 +291,7 @@ fn can_run(cpu: &Cpu, isa: Isa) -> bool {
 }
 
 fn best_isa(cpu: &Cpu) -> Isa {
-    [Isa::Avx512, Isa::AvxVnni, Isa::Avx2]
+    [Isa::Avx512, Isa::AvxVnni, Isa::Avx2, Isa::Sse41]
         .into_iter()
         .find(|isa| can_run(cpu, *isa))
         .unwrap_or(Isa::Scalar)
@@ -387,7 +388,8 @@ mod tests {
 
     #[test]
     fn kernels_follow_the_cpus_features() {
-        assert_eq!(best_isa(&cpu("sse2 avx")), Isa::Scalar);
+        assert_eq!(best_isa(&cpu("sse2 ssse3 avx")), Isa::Scalar);
+        assert_eq!(best_isa(&cpu("sse2 ssse3 sse4_1 avx")), Isa::Sse41);
         assert_eq!(best_isa(&cpu("avx2 fma f16c")), Isa::Avx2);
         assert_eq!(best_isa(&cpu("avx2 fma f16c avx512f")), Isa::Avx2);
         assert_eq!(best_isa(&cpu("avx2 fma f16c avx_vnni")), Isa::AvxVnni);
