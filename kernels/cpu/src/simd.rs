@@ -77,6 +77,11 @@ pub(crate) trait Simd: Copy {
     /// As [`Simd::dot`] for bytes w + 128 of any w. From [`Simd::start_biased`] on the chain gives
     /// Σ w·x.
     fn dot_biased(self, acc: Self::Bits, w: Self::Bits, x: Self::Bits) -> Self::Bits;
+    /// As [`Simd::dot`], in a chain whose sums of every other pair of products fit 16 bits and that starts
+    /// from zero; [`Simd::widen`] gives what it sums to.
+    fn dot_short(self, acc: Self::Bits, w: Self::Bits, x: Self::Bits) -> Self::Bits;
+    /// Per lane what a chain of [`Simd::dot_short`] sums to.
+    fn widen(self, acc: Self::Bits) -> Self::Bits;
     /// Smallest and largest of 32 lanes, and whether all are numbers; if not, the two may be anything.
     fn range(self, v: [Self::F; 2]) -> (f32, f32, bool);
     /// Stores (v − middle)·inverse, rounded to nearest even, as signed bytes; gives Σ of the first and

@@ -192,6 +192,20 @@ impl<const VNNI: bool> Simd for Avx2<VNNI> {
         })
     }
     #[inline(always)]
+    fn dot_short(self, acc: Self::Bits, w: Self::Bits, x: Self::Bits) -> Self::Bits {
+        if VNNI {
+            return self.dot(acc, w, x);
+        }
+        both!(h => _mm256_add_epi16(acc[h], _mm256_maddubs_epi16(w[h], x[h])))
+    }
+    #[inline(always)]
+    fn widen(self, acc: Self::Bits) -> Self::Bits {
+        if VNNI {
+            return acc;
+        }
+        both!(h => _mm256_madd_epi16(acc[h], _mm256_set1_epi16(1)))
+    }
+    #[inline(always)]
     fn range(self, [a, b]: [Self::F; 2]) -> (f32, f32, bool) {
         // SAFETY: the witness shows that the instructions exist.
         unsafe {

@@ -145,6 +145,14 @@ impl Simd for Avx512 {
         self.dot(acc, w, x)
     }
     #[inline(always)]
+    fn dot_short(self, acc: Self::Bits, w: Self::Bits, x: Self::Bits) -> Self::Bits {
+        self.dot(acc, w, x)
+    }
+    #[inline(always)]
+    fn widen(self, acc: Self::Bits) -> Self::Bits {
+        acc
+    }
+    #[inline(always)]
     fn range(self, [a, b]: [Self::F; 2]) -> (f32, f32, bool) {
         op!({
             let (high, low) = (_mm512_max_ps(a, b), _mm512_min_ps(a, b));

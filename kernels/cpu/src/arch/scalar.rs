@@ -149,6 +149,14 @@ impl Simd for Scalar {
         self.dot(acc, w, x)
     }
     #[inline(always)]
+    fn dot_short(self, acc: Self::Bits, w: Self::Bits, x: Self::Bits) -> Self::Bits {
+        self.dot(acc, w, x)
+    }
+    #[inline(always)]
+    fn widen(self, acc: Self::Bits) -> Self::Bits {
+        acc
+    }
+    #[inline(always)]
     fn range(self, v: [Self::F; 2]) -> (f32, f32, bool) {
         let lanes = v.as_flattened();
         let low = lanes.iter().fold(f32::MAX, |low, &lane| low.min(lane));

@@ -210,6 +210,14 @@ impl Simd for Sse41 {
         })
     }
     #[inline(always)]
+    fn dot_short(self, acc: Self::Bits, w: Self::Bits, x: Self::Bits) -> Self::Bits {
+        four!(q => _mm_add_epi16(acc[q], _mm_maddubs_epi16(w[q], x[q])))
+    }
+    #[inline(always)]
+    fn widen(self, acc: Self::Bits) -> Self::Bits {
+        four!(q => _mm_madd_epi16(acc[q], _mm_set1_epi16(1)))
+    }
+    #[inline(always)]
     fn range(self, [a, b]: [Self::F; 2]) -> (f32, f32, bool) {
         let (high, low, none) = (
             self.max(a, b),

@@ -38,6 +38,7 @@ struct Sums<S: Simd, const C: usize> {
     bytes: S::Bits,
     x: TileBlock<C>,
     biased: bool,
+    short: bool,
     /// Whether the bytes alone are wanted.
     weigh: bool,
 }
@@ -54,6 +55,7 @@ impl<S: Simd, const C: usize> Sums<S, C> {
             bytes: s.zero_bits(),
             x,
             biased: Q::BIASED,
+            short: Q::SHORT,
             weigh,
         };
         if Q::BIASED {
@@ -69,9 +71,10 @@ impl<S: Simd, const C: usize> Sums<S, C> {
 
     #[inline(always)]
     fn dot(&self, s: S, acc: S::Bits, w: S::Bits, x: S::Bits) -> S::Bits {
-        match self.biased {
-            true => s.dot_biased(acc, w, x),
-            false => s.dot(acc, w, x),
+        match (self.biased, self.short) {
+            (true, _) => s.dot_biased(acc, w, x),
+            (false, true) => s.dot_short(acc, w, x),
+            (false, false) => s.dot(acc, w, x),
         }
     }
 }
@@ -91,6 +94,15 @@ impl<S: Simd, const C: usize> LineSink<S> for Sums<S, C> {
     }
 }
 
+/// What a chain of [`Sums`] over bytes of format `Q` sums to.
+#[inline(always)]
+fn chain_sum<S: Simd, Q: QuantFormat>(s: S, chain: S::Bits) -> S::F {
+    s.words_to_f32(match Q::SHORT {
+        true => s.widen(chain),
+        false => chain,
+    })
+}
+
 /// Σ of the weights of part `part` of a block in each of 16 rows, from the sum of their bytes.
 #[inline(always)]
 fn part_sum<S: Simd, Q: QuantFormat>(
@@ -99,7 +111,7 @@ fn part_sum<S: Simd, Q: QuantFormat>(
     part: usize,
     bytes: S::Bits,
 ) -> S::F {
-    let sum = s.mul(scales.d[part], s.words_to_f32(bytes));
+    let sum = s.mul(scales.d[part], chain_sum::<S, Q>(s, bytes));
     match Q::MINIMUM {
         true => s.fma(scales.m[part], s.splat(32.0 / Q::PARTS as f32), sum),
         false => sum,
@@ -150,7 +162,7 @@ unsafe fn tile<S: Simd, Q: QuantFormat, const C: usize, const KEPT: bool>(
                     // SAFETY: a block of a quantised tile of C columns.
                     let dx = s.splat(unsafe { tokens.scale(column) });
                     let scale = s.mul(scales.d[$part], dx);
-                    let sum = s.words_to_f32(sums.products[column]);
+                    let sum = chain_sum::<S, Q>(s, sums.products[column]);
                     acc[column] = s.fma(scale, sum, acc[column]);
                     if Q::MINIMUM {
                         // SAFETY: as above.

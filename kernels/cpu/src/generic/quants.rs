@@ -134,8 +134,12 @@ pub(crate) trait QuantFormat {
     const PARTS: usize;
     /// Whether [`Scales::m`] says anything; else it is zero.
     const MINIMUM: bool;
-    /// Whether the bytes are q + 128 of a signed q, and m is zero; else they are at most 127.
+    /// Whether the bytes are q + 128 of a signed q, and m is zero.
     const BIASED: bool;
+    /// No byte of a line is larger; at most 127 unless biased.
+    const BYTE_MAX: usize;
+    /// Whether the sums over a part of every other pair of products fit 16 bits.
+    const SHORT: bool = Self::BYTE_MAX * 127 * 16 / Self::PARTS <= i16::MAX as usize;
 
     /// Bytes of a panel of `cols` columns, a multiple of the block length.
     fn panel_bytes(cols: usize) -> Option<usize>;
@@ -238,13 +242,14 @@ unsafe fn five_bit_lines<S: Simd>(s: S, p: *const u8, sink: &mut impl LineSink<S
 /// fifth bit, or bytes.
 macro_rules! scales_first {
     ($name:ident, lines $lines:literal, minimum $minimum:literal, biased $biased:literal,
-     |$s:ident, $d:ident| $m:expr, |$p:ident, $sink:ident| $feed:expr) => {
+     byte_max $byte_max:literal, |$s:ident, $d:ident| $m:expr, |$p:ident, $sink:ident| $feed:expr) => {
         pub(crate) struct $name;
 
         impl QuantFormat for $name {
             const PARTS: usize = 1;
             const MINIMUM: bool = $minimum;
             const BIASED: bool = $biased;
+            const BYTE_MAX: usize = $byte_max;
 
             fn panel_bytes(cols: usize) -> Option<usize> {
                 (cols / 32).checked_mul(32 + 64 * $lines)
@@ -274,18 +279,18 @@ macro_rules! scales_first {
     };
 }
 
-scales_first!(Q8_0, lines 8, minimum false, biased true, |s, _d| s.splat(0.0), |p, sink| {
+scales_first!(Q8_0, lines 8, minimum false, biased true, byte_max 255, |s, _d| s.splat(0.0), |p, sink| {
     macro_rules! lines {
         ($($g:literal)*) => {$(sink.line::<$g>(s, load_line(s, p.wrapping_add(64 * $g)));)*};
     }
     lines!(0 1 2 3 4 5 6 7);
 });
 
-scales_first!(Q4_0, lines 4, minimum true, biased false, |s, d| s.mul(d, s.splat(-8.0)), |p, sink| {
+scales_first!(Q4_0, lines 4, minimum true, biased false, byte_max 15, |s, d| s.mul(d, s.splat(-8.0)), |p, sink| {
     nibble_lines(s, p, &Whole, sink);
 });
 
-scales_first!(Q5_0, lines 5, minimum true, biased false, |s, d| s.mul(d, s.splat(-16.0)), |p, sink| {
+scales_first!(Q5_0, lines 5, minimum true, biased false, byte_max 31, |s, d| s.mul(d, s.splat(-16.0)), |p, sink| {
     five_bit_lines(s, p, sink);
 });
 
@@ -296,19 +301,20 @@ const NONLINEAR: [u8; 16] = [
     1, 24, 45, 63, 79, 93, 106, 118, 129, 141, 153, 166, 181, 197, 217, 241,
 ];
 
-scales_first!(Iq4Nl, lines 4, minimum false, biased true, |s, _d| s.splat(0.0), |p, sink| {
+scales_first!(Iq4Nl, lines 4, minimum false, biased true, byte_max 241, |s, _d| s.splat(0.0), |p, sink| {
     nibble_lines(s, p, &Entries(&NONLINEAR), sink);
 });
 
 /// Scale and minimum of the file behind a block's lines.
 macro_rules! scales_last {
-    ($name:ident, lines $lines:literal, $feed:ident) => {
+    ($name:ident, lines $lines:literal, byte_max $byte_max:literal, $feed:ident) => {
         pub(crate) struct $name;
 
         impl QuantFormat for $name {
             const PARTS: usize = 1;
             const MINIMUM: bool = true;
             const BIASED: bool = false;
+            const BYTE_MAX: usize = $byte_max;
 
             fn panel_bytes(cols: usize) -> Option<usize> {
                 (cols / 32).checked_mul(64 * $lines + 64)
@@ -347,5 +353,55 @@ unsafe fn four_bit_lines<S: Simd>(s: S, p: *const u8, sink: &mut impl LineSink<S
     unsafe { nibble_lines(s, p, &Whole, sink) }
 }
 
-scales_last!(Q4_1, lines 4, four_bit_lines);
-scales_last!(Q5_1, lines 5, five_bit_lines);
+scales_last!(Q4_1, lines 4, byte_max 15, four_bit_lines);
+scales_last!(Q5_1, lines 5, byte_max 31, five_bit_lines);
+
+#[cfg(test)]
+mod tests {
+    use vitriol_kernels_core::TensorType;
+
+    use super::*;
+    use crate::PanelMatrix;
+    use crate::arch::scalar::Scalar;
+    use crate::panel::format::by_quant_format;
+
+    struct Largest(usize);
+
+    impl LineSink<Scalar> for Largest {
+        fn line<const G: usize>(&mut self, _s: Scalar, w: [u32; 16]) {
+            let bytes = w.map(u32::to_le_bytes);
+            let largest = bytes.as_flattened().iter().max();
+            self.0 = self.0.max(largest.map_or(0, |&byte| byte.into()));
+        }
+    }
+
+    #[test]
+    fn no_byte_is_above_what_its_format_says() {
+        for &tensor_type in TensorType::ALL.iter().filter(|t| t.is_dequantisable()) {
+            let (rows, cols) = (64, 1024);
+            let bytes = rows * cols / tensor_type.block_len() * tensor_type.block_bytes();
+            let stored: Vec<u8> = (0..bytes as u32)
+                .map(|i| (i.wrapping_mul(0x9e37_79b9).wrapping_mul(i | 1) >> 24) as u8)
+                .collect();
+            let packed = PanelMatrix::pack(tensor_type, rows, cols, &stored).unwrap();
+            if !packed.is_quantised() {
+                continue;
+            }
+            let view = packed.view();
+            let mut largest = Largest(0);
+            for (panel, block) in (0..4).flat_map(|p| (0..cols / 32).map(move |b| (p, b))) {
+                by_quant_format!(view.format, Q => {
+                    // SAFETY: a panel of the matrix, of the view's format, has the block.
+                    unsafe {
+                        Q::lines::<Scalar, 0>(Scalar, view.panel(panel), block, &mut largest);
+                        Q::lines::<Scalar, 1>(Scalar, view.panel(panel), block, &mut largest);
+                    }
+                });
+            }
+            by_quant_format!(view.format, Q => {
+                assert!(largest.0 <= Q::BYTE_MAX, "{tensor_type}: {}", largest.0);
+                const { assert!(Q::BIASED || Q::BYTE_MAX <= 127) };
+            });
+        }
+    }
+}

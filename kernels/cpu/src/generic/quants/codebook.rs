@@ -32,6 +32,7 @@ impl QuantFormat for Iq4Xs {
     const PARTS: usize = 1;
     const MINIMUM: bool = false;
     const BIASED: bool = true;
+    const BYTE_MAX: usize = 241;
 
     fn panel_bytes(cols: usize) -> Option<usize> {
         let supers = (cols / 256).checked_mul(Self::SUPER_BYTES)?;
@@ -76,6 +77,7 @@ impl QuantFormat for Codebook {
     const PARTS: usize = 2;
     const MINIMUM: bool = true;
     const BIASED: bool = false;
+    const BYTE_MAX: usize = 127;
 
     fn panel_bytes(cols: usize) -> Option<usize> {
         let supers = (cols / 256).checked_mul(Self::SUPER_BYTES)?;

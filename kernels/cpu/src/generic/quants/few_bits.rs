@@ -74,6 +74,7 @@ impl QuantFormat for TwoBits {
     const PARTS: usize = 1;
     const MINIMUM: bool = true;
     const BIASED: bool = false;
+    const BYTE_MAX: usize = 3;
 
     fn panel_bytes(cols: usize) -> Option<usize> {
         (cols / 32).checked_mul(32 + 2 * 64)
@@ -114,6 +115,7 @@ impl QuantFormat for Q2K {
     const PARTS: usize = 2;
     const MINIMUM: bool = true;
     const BIASED: bool = false;
+    const BYTE_MAX: usize = 3;
 
     fn panel_bytes(cols: usize) -> Option<usize> {
         (cols / 256).checked_mul(Self::SUPER_BYTES)
@@ -173,6 +175,7 @@ impl QuantFormat for Q3K {
     const PARTS: usize = 2;
     const MINIMUM: bool = true;
     const BIASED: bool = false;
+    const BYTE_MAX: usize = 7;
 
     fn panel_bytes(cols: usize) -> Option<usize> {
         let supers = (cols / 256).checked_mul(Self::SUPER_BYTES)?;

@@ -31,6 +31,7 @@ impl QuantFormat for Mxfp4 {
     const PARTS: usize = 1;
     const MINIMUM: bool = true;
     const BIASED: bool = false;
+    const BYTE_MAX: usize = 24;
 
     fn panel_bytes(cols: usize) -> Option<usize> {
         (cols / 32)
@@ -74,6 +75,7 @@ impl QuantFormat for Nvfp4 {
     const PARTS: usize = 2;
     const MINIMUM: bool = true;
     const BIASED: bool = false;
+    const BYTE_MAX: usize = 24;
 
     fn panel_bytes(cols: usize) -> Option<usize> {
         (cols / 32).checked_mul(320)

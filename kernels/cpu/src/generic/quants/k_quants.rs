@@ -16,7 +16,7 @@ use crate::simd::Simd;
 
 /// Super-blocks of 256 with a 6-bit scale and minimum for each block.
 macro_rules! scaled_minima {
-    ($name:ident, lines $lines:literal, $feed:ident) => {
+    ($name:ident, lines $lines:literal, byte_max $byte_max:literal, $feed:ident) => {
         pub(crate) struct $name;
 
         impl $name {
@@ -27,6 +27,7 @@ macro_rules! scaled_minima {
             const PARTS: usize = 1;
             const MINIMUM: bool = true;
             const BIASED: bool = false;
+            const BYTE_MAX: usize = $byte_max;
 
             fn panel_bytes(cols: usize) -> Option<usize> {
                 (cols / 256).checked_mul(Self::SUPER_BYTES)
@@ -64,8 +65,8 @@ macro_rules! scaled_minima {
     };
 }
 
-scaled_minima!(Q4K, lines 4, four_bit_lines);
-scaled_minima!(Q5K, lines 5, five_bit_lines);
+scaled_minima!(Q4K, lines 4, byte_max 15, four_bit_lines);
+scaled_minima!(Q5K, lines 5, byte_max 31, five_bit_lines);
 
 /// By bits 2·(g % 4), +1 of each byte as bits 4, 5.
 struct TwoHighBits<S: Simd>(S::Bits);
@@ -119,6 +120,7 @@ impl QuantFormat for Q6K {
     const PARTS: usize = 2;
     const MINIMUM: bool = true;
     const BIASED: bool = false;
+    const BYTE_MAX: usize = 63;
 
     fn panel_bytes(cols: usize) -> Option<usize> {
         (cols / 256).checked_mul(Self::SUPER_BYTES)
