@@ -23,6 +23,8 @@ pub(crate) trait Simd: Copy {
     const TILE_COLUMNS: usize;
     /// Whether 24 accumulators of 16 lanes fit the registers (else 6).
     const WIDE: bool;
+    /// Whether attention takes pairs side by side, which has code for each number of them.
+    const SIDE_BY_SIDE: bool;
     /// Tokens of the int8 matmul tile: as many as integer and f32 accumulators of 16 lanes fit the
     /// registers beside a line of weights (with 16 registers only the integer ones: the others are
     /// touched once a block and may spill).

@@ -267,15 +267,31 @@ kernel_table!(
     unsafe { crate::arch::avx2::Avx2::<false>::new_unchecked() },
     "avx2,fma,f16c"
 );
+/// The kernels of `avx2`, but for the int8 dot product.
 #[cfg(target_arch = "x86_64")]
-kernel_table!(
-    avx_vnni,
-    Isa::AvxVnni,
-    crate::arch::avx2::Avx2<true>,
-    // SAFETY: called only where the processor has been found to have it.
-    unsafe { crate::arch::avx2::Avx2::<true>::new_unchecked() },
-    "avx2,fma,f16c,avxvnni"
-);
+mod avx_vnni {
+    use super::{Dot, KernelTable, avx2};
+    use crate::arch::avx2::Avx2;
+    use crate::generic::dot;
+    use crate::isa::Isa;
+
+    /// # Safety
+    /// The processor has this instruction set; as [`dot::dot`].
+    #[target_feature(enable = "avx2,fma,f16c,avxvnni")]
+    unsafe fn dot_products(a: &Dot) {
+        // SAFETY: the caller's promise.
+        unsafe {
+            let s = Avx2::<true>::new_unchecked();
+            dot::dot(s, a.w, a.panels, a.x, a.tiles, a.out);
+        }
+    }
+
+    pub(super) static TABLE: KernelTable = KernelTable {
+        isa: Isa::AvxVnni,
+        dot: dot_products,
+        ..avx2::TABLE
+    };
+}
 #[cfg(target_arch = "x86_64")]
 kernel_table!(
     avx512,

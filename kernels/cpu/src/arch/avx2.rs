@@ -43,6 +43,7 @@ impl<const VNNI: bool> Simd for Avx2<VNNI> {
 
     const TILE_PANELS: usize = 1;
     const TILE_COLUMNS: usize = 6;
+    const SIDE_BY_SIDE: bool = true;
     const WIDE: bool = false;
     const DOT_COLUMNS: usize = 4;
 

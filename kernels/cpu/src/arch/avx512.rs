@@ -28,6 +28,7 @@ impl Simd for Avx512 {
 
     const TILE_PANELS: usize = 2;
     const TILE_COLUMNS: usize = 12;
+    const SIDE_BY_SIDE: bool = true;
     const WIDE: bool = true;
     const DOT_COLUMNS: usize = 12;
 

@@ -32,8 +32,9 @@ impl Simd for Scalar {
 
     const TILE_PANELS: usize = 1;
     const TILE_COLUMNS: usize = 3;
+    const SIDE_BY_SIDE: bool = false;
     const WIDE: bool = false;
-    const DOT_COLUMNS: usize = 2;
+    const DOT_COLUMNS: usize = 1;
 
     #[inline(always)]
     fn splat(self, value: f32) -> Self::F {

@@ -79,6 +79,16 @@ pub(crate) struct PairGroup<'a> {
 }
 
 impl PairGroup<'_> {
+    /// One of its pairs as a group; partials are `stride` apart.
+    #[inline(always)]
+    fn alone(&self, pair: usize, stride: usize) -> Self {
+        Self {
+            q: self.q.wrapping_add(pair),
+            seen: &self.seen[pair..=pair],
+            partials: self.partials.wrapping_add(pair * stride),
+        }
+    }
+
     /// Keys from the first to the last that any pair sees.
     #[inline(always)]
     fn keys(&self) -> (usize, usize) {
@@ -155,6 +165,15 @@ pub(crate) unsafe fn chunk<S: Simd>(
             (view.keys[page], view.key_codec, next) = (decoded.cast(), KvCodec::F32, 0);
         }
         for (index, group) in groups.iter().enumerate() {
+            if !S::SIDE_BY_SIDE {
+                for pair in 0..group.seen.len() {
+                    let scores = weights(index).wrapping_add(pair * CHUNK_KEYS);
+                    let group = group.alone(pair, stride);
+                    // SAFETY: the caller's promise.
+                    unsafe { score_page::<S, 1, 1>(s, &view, page, next, &group, scores) };
+                }
+                continue;
+            }
             // SAFETY: the caller's promise.
             by_pairs!(group.seen.len(), G TILES => unsafe {
                 score_page::<S, G, TILES>(s, &view, page, next, group, weights(index));
@@ -182,6 +201,21 @@ pub(crate) unsafe fn chunk<S: Simd>(
             (view.values[page], view.value_codec, next) = (decoded.cast(), KvCodec::F32, 0);
         }
         for (index, group) in groups.iter().enumerate() {
+            if !S::SIDE_BY_SIDE {
+                for pair in 0..group.seen.len() {
+                    let weights = weights(index).wrapping_add(pair * CHUNK_KEYS);
+                    let group = group.alone(pair, stride);
+                    let partials = Partials {
+                        base: group.partials,
+                        stride,
+                    };
+                    // SAFETY: the caller's promise.
+                    unsafe {
+                        mix_by_codec::<S, 1, 1>(s, &view, (page, next), weights, &group, partials);
+                    }
+                }
+                continue;
+            }
             let partials = Partials {
                 base: group.partials,
                 stride,

@@ -250,7 +250,7 @@ unsafe fn panels<S: Simd, Q: QuantFormat>(
             // SAFETY: the caller's promise; sums were kept where that is said.
             unsafe {
                 match x.columns {
-                    1 => tile::<S, Q, 1, false>(s, w, panel, x, sums, out),
+                    1 if S::DOT_COLUMNS > 1 => tile::<S, Q, 1, false>(s, w, panel, x, sums, out),
                     2 if S::DOT_COLUMNS > 2 => tile::<S, Q, 2, false>(s, w, panel, x, sums, out),
                     4 if S::DOT_COLUMNS > 4 => tile::<S, Q, 4, false>(s, w, panel, x, sums, out),
                     8 if S::DOT_COLUMNS > 8 => tile::<S, Q, 8, false>(s, w, panel, x, sums, out),
@@ -278,6 +278,7 @@ unsafe fn full_tile<S: Simd, Q: QuantFormat, const KEPT: bool>(
     // SAFETY: the caller's promise.
     unsafe {
         match S::DOT_COLUMNS {
+            1 => tile::<S, Q, 1, KEPT>(s, w, panel, x, kept, out),
             2 => tile::<S, Q, 2, KEPT>(s, w, panel, x, kept, out),
             4 => tile::<S, Q, 4, KEPT>(s, w, panel, x, kept, out),
             12 => tile::<S, Q, 12, KEPT>(s, w, panel, x, kept, out),

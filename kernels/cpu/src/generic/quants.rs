@@ -324,9 +324,9 @@ macro_rules! scales_last {
             unsafe fn scales<S: Simd>(s: S, panel: Panel, block: usize) -> Scales<S> {
                 let p = panel.at((64 * $lines + 64) * block + 64 * $lines);
                 s.prefetch(p.wrapping_add(AHEAD_BYTES));
+                let at_m = p.wrapping_add(32);
                 // SAFETY: the last 64 bytes of a block of a readable panel.
-                let (d, m) =
-                    unsafe { (s.load_f16(p.cast()), s.load_f16(p.wrapping_add(32).cast())) };
+                let (d, m) = unsafe { (s.load_f16(p.cast()), s.load_f16(at_m.cast())) };
                 Scales::whole(d, m)
             }
 
