@@ -128,7 +128,8 @@ fn a_report_has_every_row_beside_the_peers() {
         model.to_str().unwrap(),
         "--rows=pp64,tg0,batch2,start",
         "--threads=1",
-        "--tokens=8",
+        // Enough that the tiny model still decodes the first sequence when the second has begun.
+        "--tokens=400",
         "--repeat=2",
         "--retries=0",
         "--json=report.json",

@@ -86,7 +86,7 @@ impl Simd for Sse41 {
 
     const TILE_PANELS: usize = 1;
     const TILE_COLUMNS: usize = 3;
-    const SIDE_BY_SIDE: bool = true;
+    const SIDE_BY_SIDE: bool = false;
     const WIDE: bool = false;
     const DOT_COLUMNS: usize = 2;
 

@@ -170,7 +170,7 @@ pub(crate) unsafe fn chunk<S: Simd>(
                     let scores = weights(index).wrapping_add(pair * CHUNK_KEYS);
                     let group = group.alone(pair, stride);
                     // SAFETY: the caller's promise.
-                    unsafe { score_page::<S, 1, 1>(s, &view, page, next, &group, scores) };
+                    unsafe { score_page::<S, 1, 2>(s, &view, page, next, &group, scores) };
                 }
                 continue;
             }
@@ -211,7 +211,7 @@ pub(crate) unsafe fn chunk<S: Simd>(
                     };
                     // SAFETY: the caller's promise.
                     unsafe {
-                        mix_by_codec::<S, 1, 1>(s, &view, (page, next), weights, &group, partials);
+                        mix_by_codec::<S, 1, 2>(s, &view, (page, next), weights, &group, partials);
                     }
                 }
                 continue;
