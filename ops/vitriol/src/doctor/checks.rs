@@ -92,9 +92,9 @@ impl Subject {
             cpu.cores
         );
         match asked {
-            Isa::Auto if best == Isa::Scalar => Check::warn(
+            Isa::Auto if matches!(best, Isa::Scalar | Isa::Sse41) => Check::warn(
                 "cpu",
-                format!("{found}, plain kernels"),
+                format!("{found}, {best} kernels"),
                 "a CPU with AVX2 and FMA computes several times as fast",
             ),
             Isa::Auto => Check::ok("cpu", format!("{found}, {best} kernels")),
