@@ -11,7 +11,6 @@ use vitriol_shm::{EXTENT_BYTES, Reservation, ReservationError};
 use self::format::PanelFormat;
 use self::interleave::{interleave, mxfp4_fits};
 use crate::generic::matmul::PanelView;
-use crate::table::KernelTable;
 
 /// Why a weight matrix could not be packed.
 #[derive(Debug, Error)]
@@ -206,20 +205,6 @@ impl PanelMatrix {
     #[must_use]
     pub fn tensor_type(&self) -> TensorType {
         self.tensor_type
-    }
-
-    /// Decodes one row (an embedding, say).
-    ///
-    /// Shapes:   out (cols)
-    /// Numerics: the values of `vitriol_kernels_core::dequantise_row`
-    ///
-    /// # Panics
-    /// If `row` is not a row of the matrix or `out` is not `cols` long.
-    pub fn dequantise_row(&self, row: usize, out: &mut [f32]) {
-        assert!(row < self.rows, "row {row} of {}", self.rows);
-        assert_eq!(out.len(), self.cols, "out is one row of {}", self.cols);
-        // SAFETY: the scalar kernels run everywhere; row and length were checked.
-        unsafe { (KernelTable::scalar().decode_row)(self.view(), row, out) };
     }
 
     pub(crate) fn view(&self) -> PanelView {

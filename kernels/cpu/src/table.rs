@@ -303,11 +303,6 @@ kernel_table!(
 );
 
 impl KernelTable {
-    /// The table that runs everywhere.
-    pub(crate) fn scalar() -> &'static KernelTable {
-        &scalar::TABLE
-    }
-
     /// Table for an instruction set, if this processor has it.
     pub(crate) fn of(isa: Isa) -> Option<&'static KernelTable> {
         if !isa.is_present() {

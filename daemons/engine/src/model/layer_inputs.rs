@@ -63,7 +63,7 @@ impl LayerInputs {
         let mut embedding = vec![0.0; all];
         let grown = (self.width as f32).sqrt();
         for (inputs, &token) in inputs.chunks_exact_mut(all).zip(tokens) {
-            self.embd.dequantise_row(token as usize, &mut embedding);
+            device.embed(&self.embd, &[token], &mut embedding);
             for (input, embedding) in inputs.iter_mut().zip(&embedding) {
                 *input = (*input + embedding * grown) * std::f32::consts::FRAC_1_SQRT_2;
             }

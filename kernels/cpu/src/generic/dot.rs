@@ -11,7 +11,7 @@ use std::mem::MaybeUninit;
 use super::matmul::{OutView, PanelView, store_rows};
 use super::quants::{LineSink, QuantFormat, Scales};
 use super::tokens::{QuantTile, QuantTokens, TileBlock};
-use crate::panel::format::{PanelFormat, by_quant_format};
+use crate::panel::format::by_quant_format;
 use crate::simd::Simd;
 
 /// Most blocks of a panel whose weight sums are kept for all tiles (64 B each); further ones are summed
@@ -151,12 +151,10 @@ unsafe fn tile<S: Simd, Q: QuantFormat, const C: usize, const KEPT: bool>(
         let mut bytes = [s.zero_bits(); 2];
         macro_rules! part {
             ($part:literal) => {
-                // SAFETY: a block of a quantised tile of C columns; the caller's promise.
-                let sums = unsafe {
-                    let mut sums = Sums::new::<Q>(s, tokens, !KEPT);
-                    Q::lines::<S, $part>(s, weights, block, &mut sums);
-                    sums
-                };
+                // SAFETY: a block of a quantised tile of C columns.
+                let mut sums = unsafe { Sums::new::<Q>(s, tokens, !KEPT) };
+                // SAFETY: the caller's promise.
+                unsafe { Q::lines::<S, $part>(s, weights, block, &mut sums) };
                 bytes[$part] = sums.bytes;
                 for column in 0..C {
                     // SAFETY: a block of a quantised tile of C columns.
@@ -303,9 +301,4 @@ pub(crate) unsafe fn dot<S: Simd>(
 ) {
     // SAFETY: the view says its format; the rest is the caller's promise.
     by_quant_format!(w.format, Q => unsafe { panels::<S, Q>(s, w, range, x, tiles, out) });
-}
-
-/// Bytes of a panel of `cols` columns; `None` for a format that is not quantised.
-pub(crate) fn quant_panel_bytes(format: PanelFormat, cols: usize) -> Option<usize> {
-    by_quant_format!(format, Q => Q::panel_bytes(cols), else None)
 }

@@ -1,5 +1,7 @@
 use vitriol_kernels_core::TensorType;
 
+use crate::generic::quants::QuantFormat;
+
 /// How the weights of a panel are laid out: `generic::formats` for the plain ones, `generic::quants`
 /// for those that meet tokens as bytes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -25,23 +27,19 @@ pub(crate) enum PanelFormat {
     Codebook,
 }
 
-/// `$body` with `$format` as the type `$q`, if it is a quantised one.
+/// `$body` with `$format`, a quantised one, as the type `$q`.
 macro_rules! by_quant_format {
     ($format:expr, $q:ident => $body:expr) => {
-        crate::panel::format::by_quant_format!($format, $q => $body,
-            else unreachable!("{:?} panels are not quantised", $format))
-    };
-    ($format:expr, $q:ident => $body:expr, else $other:expr) => {
-        crate::panel::format::by_quant_format!(@ $format, $q, $body, $other,
+        crate::panel::format::by_quant_format!(@ $format, $q, $body,
             Q8_0 Q4_0 Q4_1 Q5_0 Q5_1 Q4K Q5K Q6K Iq4Nl TwoBits Q2K Q3K Iq4Xs Mxfp4 Nvfp4 Codebook)
     };
-    (@ $format:expr, $q:ident, $body:expr, $other:expr, $($name:ident)*) => {
+    (@ $format:expr, $q:ident, $body:expr, $($name:ident)*) => {
         match $format {
             $(crate::panel::format::PanelFormat::$name => {
                 type $q = crate::generic::quants::$name;
                 $body
             })*
-            _ => $other,
+            plain => unreachable!("{plain:?} panels are not quantised"),
         }
     };
 }
@@ -99,7 +97,7 @@ impl PanelFormat {
         match self {
             Self::F32 => cols.checked_mul(64),
             Self::F16 | Self::Bf16 => cols.checked_mul(32),
-            _ => crate::generic::dot::quant_panel_bytes(self, cols),
+            _ => by_quant_format!(self, Q => Q::panel_bytes(cols)),
         }
     }
 }

@@ -68,42 +68,10 @@ impl<S: Simd> Finish<S> for ThirdBit<S> {
     }
 }
 
-pub(crate) struct TwoBits;
-
-impl QuantFormat for TwoBits {
-    const PARTS: usize = 1;
-    const MINIMUM: bool = true;
-    const BIASED: bool = false;
-    const BYTE_MAX: usize = 3;
-
-    fn panel_bytes(cols: usize) -> Option<usize> {
-        (cols / 32).checked_mul(32 + 2 * 64)
-    }
-
-    #[inline(always)]
-    unsafe fn scales<S: Simd>(s: S, panel: Panel, block: usize) -> Scales<S> {
-        let p = panel.at(32 * block);
-        s.prefetch(p.wrapping_add(AHEAD_BYTES));
-        // SAFETY: the scales of a block of a readable panel.
-        let d = unsafe { s.load_f16(p.cast()) };
-        Scales::whole(d, s.sub(s.splat(0.0), d))
-    }
-
-    #[inline(always)]
-    unsafe fn lines<S: Simd, const PART: usize>(
-        s: S,
-        panel: Panel,
-        block: usize,
-        sink: &mut impl LineSink<S>,
-    ) {
-        let p = panel.at(panel.cols + 2 * 64 * block);
-        // SAFETY: the lines of a block of a readable panel.
-        unsafe {
-            crumb_lines::<S, 0>(s, p, &Whole, sink);
-            crumb_lines::<S, 1>(s, p.wrapping_add(64), &Whole, sink);
-        }
-    }
-}
+scales_first!(TwoBits, lines 2, minimum true, biased false, byte_max 3, |s, d| s.sub(s.splat(0.0), d), |p, sink| {
+    crumb_lines::<S, 0>(s, p, &Whole, sink);
+    crumb_lines::<S, 1>(s, p.wrapping_add(64), &Whole, sink);
+});
 
 pub(crate) struct Q2K;
 
