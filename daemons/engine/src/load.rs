@@ -58,6 +58,8 @@ pub fn load(
     progress: &mut dyn FnMut(LoadProgress),
 ) -> Result<Loaded, LoadError> {
     let gguf = Gguf::open(file)?;
+    // On a starved machine what comes before the weights takes its time too.
+    progress(LoadProgress::begun(&gguf));
     let device = Arc::new(Cpu::new(threads, isa)?);
     device.check_known_answers()?;
     let language = read_language(&gguf)?;

@@ -41,6 +41,16 @@ pub struct LoadProgress {
     pub bytes_all: u64,
 }
 
+impl LoadProgress {
+    /// Nothing of `gguf` is read yet.
+    pub fn begun(gguf: &Gguf) -> Self {
+        Self {
+            bytes_done: 0,
+            bytes_all: gguf.tensors().map(|t| t.bytes.len() as u64).sum(),
+        }
+    }
+}
+
 /// What of a matrix is repacked.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Packing {
@@ -71,18 +81,12 @@ pub struct TensorSource<'a> {
 
 impl<'a> TensorSource<'a> {
     pub fn new(gguf: &'a Gguf, progress: &'a mut dyn FnMut(LoadProgress)) -> Self {
-        let bytes_all = gguf.tensors().map(|t| t.bytes.len() as u64).sum();
-        let state = LoadProgress {
-            bytes_done: 0,
-            bytes_all,
-        };
-        progress(state);
         Self {
             gguf,
             packing: Packing::Whole,
             used: HashSet::new(),
             progress,
-            state,
+            state: LoadProgress::begun(gguf),
             totals: Totals {
                 parameters: 0,
                 weights_bytes: 0,
