@@ -9,9 +9,7 @@ pub const KV_BLOCK_LEN: usize = 32;
 
 /// How keys or values are encoded in their pages.
 ///
-/// q8_0 and q4_0 hold *rotated* heads ([`rotate_heads`]): an outlier channel is spread over its
-/// neighbours, so that the block's scale is not made for it alone. Dot products of rotated heads
-/// equal those of the heads themselves, and a sum of rotated values is the rotated sum.
+/// q8_0 and q4_0 hold *rotated* heads ([`Rotation`]).
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[allow(non_camel_case_types, reason = "the field writes these names so")]
 pub enum KvCodec {
@@ -68,25 +66,80 @@ impl KvCodec {
         }
     }
 
-    /// Width of the rotation of keys (and so of queries) of this head: the largest power of two that
-    /// divides it, so that no element is left out; 1 where the codec does not rotate.
+    /// How keys (and so queries) of this head are rotated: as wide as the largest power of two that
+    /// divides it, so that no element is left out; not at all where the codec does not rotate.
     ///
-    /// For heads that are multiples of 64 this is what llama.cpp does; it leaves others unrotated,
+    /// For heads that are multiples of 64 the widths are llama.cpp's; it leaves others unrotated,
     /// where a narrower rotation is still better than none: beside one channel thirty times the others
     /// the noise on these is less than half, in heads of 24, 80 and 96, too (a test holds that).
     #[must_use]
-    pub const fn key_rotation(self, head_dim: usize) -> usize {
+    pub const fn key_rotation(self, head_dim: usize) -> Rotation {
         match self {
-            KvCodec::F32 | KvCodec::F16 => 1,
-            KvCodec::Q8_0 | KvCodec::Q4_0 => 1 << head_dim.trailing_zeros(),
+            KvCodec::F32 | KvCodec::F16 => Rotation::NONE,
+            KvCodec::Q8_0 | KvCodec::Q4_0 => Rotation {
+                width: 1 << head_dim.trailing_zeros(),
+                signs: true,
+            },
         }
     }
 
-    /// Width of the rotation of values (and so of the attention's output): as for keys, at most 64.
+    /// How values (and so the attention's output) are rotated: as keys, at most 64 wide and without
+    /// signs, so that the rotation is its own inverse.
     #[must_use]
-    pub const fn value_rotation(self, head_dim: usize) -> usize {
-        let width = self.key_rotation(head_dim);
-        if width > 64 { 64 } else { width }
+    pub const fn value_rotation(self, head_dim: usize) -> Rotation {
+        let Rotation { width, .. } = self.key_rotation(head_dim);
+        Rotation {
+            width: if width > 64 { 64 } else { width },
+            signs: false,
+        }
+    }
+}
+
+/// An orthonormal matrix that heads are multiplied by before they are encoded, so that an outlier
+/// channel is spread over its neighbours and the block's scale is not made for it alone. Dot products
+/// of rotated heads equal those of the heads themselves, and a sum of rotated values is the rotated
+/// sum.
+///
+/// The Walsh–Hadamard matrix alone does the reverse to what many channels have in common: it gathers
+/// an offset of all of them in one element. Keys have such offsets. With signs, about half the
+/// channels are negated first: those whose number has an odd count of neighbouring ones in binary
+/// (the Rudin–Shapiro sequence, whose Walsh–Hadamard transform is flat).
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Rotation {
+    /// Elements of a stretch that is rotated as one: a power of two that divides the head; 1 for none.
+    width: usize,
+    signs: bool,
+}
+
+impl Rotation {
+    /// Heads stay as they are.
+    pub const NONE: Self = Self {
+        width: 1,
+        signs: false,
+    };
+
+    /// Rotates a head in place.
+    ///
+    /// Numerics: f32 sums in a fixed order, then one product with 1/√width
+    #[inline(always)]
+    pub fn apply(self, head: &mut [f32]) {
+        if self.width == 1 {
+            return;
+        }
+        if self.signs {
+            self.turn_signs(head);
+        }
+        walsh_hadamard(head, self.width);
+    }
+
+    #[inline(always)]
+    fn turn_signs(self, head: &mut [f32]) {
+        for stretch in head.chunks_exact_mut(self.width) {
+            for (i, x) in stretch.iter_mut().enumerate() {
+                let odd = (i & (i >> 1)).count_ones() & 1;
+                *x = f32::from_bits(x.to_bits() ^ odd << 31);
+            }
+        }
     }
 }
 
@@ -117,14 +170,9 @@ pub const fn bytes_per_token(heads: KvHeads, keys: KvCodec, values: KvCodec) -> 
 }
 
 /// Multiplies each stretch of `width` elements by the orthonormal Walsh–Hadamard matrix, which is its
-/// own inverse. `width` is a power of two that divides the length; 1 does nothing.
-///
-/// Numerics: f32 sums in a fixed order, then one product with 1/√width
+/// own inverse.
 #[inline(always)]
-pub fn rotate_heads(x: &mut [f32], width: usize) {
-    if width == 1 {
-        return;
-    }
+fn walsh_hadamard(x: &mut [f32], width: usize) {
     let scale = 1.0 / (width as f32).sqrt();
     for stretch in x.chunks_exact_mut(width) {
         let mut half = 1;
@@ -264,13 +312,13 @@ fn dot(a: &[f32; KV_BLOCK_LEN], b: &[f32; KV_BLOCK_LEN]) -> f32 {
     ((a + e) + (c + g)) + ((b + f) + (d + h))
 }
 
-/// What a page gives back for `head`: encoded, rotated by `rotation` before, decoded and turned back.
+/// What a page gives back for `head`: encoded, rotated before, decoded and turned back.
 ///
 /// Numerics: the codec's own arithmetic, then the inverse rotation in f64
 #[must_use]
-pub fn kv_round_trip(codec: KvCodec, rotation: usize, head: &[f32]) -> Vec<f32> {
+pub fn kv_round_trip(codec: KvCodec, rotation: Rotation, head: &[f32]) -> Vec<f32> {
     let mut stored = head.to_vec();
-    rotate_heads(&mut stored, rotation);
+    rotation.apply(&mut stored);
     stored.resize(codec.stored_dim(head.len()), 0.0);
     let (blocks, _) = stored.as_chunks_mut::<KV_BLOCK_LEN>();
     match codec {
@@ -288,9 +336,10 @@ pub fn kv_round_trip(codec: KvCodec, rotation: usize, head: &[f32]) -> Vec<f32> 
         }),
     }
     stored.truncate(head.len());
-    let turned = stored.chunks(rotation).flat_map(|stretch| {
-        let scale = 1.0 / (rotation as f64).sqrt();
-        (0..rotation).map(move |row| {
+    let width = rotation.width;
+    let turned = stored.chunks(width).flat_map(|stretch| {
+        let scale = 1.0 / (width as f64).sqrt();
+        (0..width).map(move |row| {
             // Element (row, column) of the matrix: −1 to the number of bits both have.
             let terms = stretch.iter().enumerate().map(|(column, &x)| {
                 let odd = (row & column).count_ones() % 2 == 1;
@@ -299,7 +348,11 @@ pub fn kv_round_trip(codec: KvCodec, rotation: usize, head: &[f32]) -> Vec<f32> 
             (terms.sum::<f64>() * scale) as f32
         })
     });
-    turned.collect()
+    let mut turned: Vec<f32> = turned.collect();
+    if rotation.signs {
+        rotation.turn_signs(&mut turned);
+    }
+    turned
 }
 
 #[cfg(test)]
@@ -321,7 +374,7 @@ mod tests {
             .collect()
     }
 
-    fn error(codec: KvCodec, rotation: usize, x: &[f32]) -> f64 {
+    fn error(codec: KvCodec, rotation: Rotation, x: &[f32]) -> f64 {
         let back = kv_round_trip(codec, rotation, x);
         let squares = |a: &[f32]| a.iter().map(|&v| f64::from(v).powi(2)).sum::<f64>();
         let difference: Vec<f32> = back.iter().zip(x).map(|(a, b)| a - b).collect();
@@ -359,7 +412,10 @@ mod tests {
     fn rotations_are_as_wide_as_the_head_allows() {
         let widths = |dim| {
             let codec = KvCodec::Q4_0;
-            (codec.key_rotation(dim), codec.value_rotation(dim))
+            (
+                codec.key_rotation(dim).width,
+                codec.value_rotation(dim).width,
+            )
         };
         assert_eq!(widths(64), (64, 64));
         assert_eq!(widths(128), (128, 64));
@@ -367,7 +423,8 @@ mod tests {
         assert_eq!(widths(576), (64, 64));
         assert_eq!(widths(80), (16, 16));
         assert_eq!(widths(24), (8, 8));
-        assert_eq!(KvCodec::F16.key_rotation(64), 1);
+        assert_eq!(KvCodec::F16.key_rotation(64), Rotation::NONE);
+        assert_eq!(KvCodec::F16.value_rotation(64), Rotation::NONE);
     }
 
     #[test]
@@ -375,11 +432,11 @@ mod tests {
         for width in [2, 4, 8, 16, 64, 256] {
             let x = gaussian_like(512, width as u64);
             let mut y = x.clone();
-            rotate_heads(&mut y, width);
+            walsh_hadamard(&mut y, width);
             let length = |v: &[f32]| v.iter().map(|&a| f64::from(a).powi(2)).sum::<f64>();
             assert!((length(&y) / length(&x) - 1.0).abs() < 1e-6);
             assert!(y.iter().zip(&x).any(|(a, b)| (a - b).abs() > 0.1));
-            rotate_heads(&mut y, width);
+            walsh_hadamard(&mut y, width);
             for (a, b) in y.iter().zip(&x) {
                 assert!((a - b).abs() < 2e-6, "{a} is not {b}");
             }
@@ -389,12 +446,12 @@ mod tests {
     #[test]
     fn rotation_of_a_unit_vector_is_a_column_of_the_matrix() {
         let mut x = [0.0, 0.0, 1.0, 0.0];
-        rotate_heads(&mut x, 4);
+        walsh_hadamard(&mut x, 4);
         assert_eq!(x, [0.5, 0.5, -0.5, -0.5]);
         for column in 0..64usize {
             let mut x = [0.0; 64];
             x[column] = 8.0;
-            rotate_heads(&mut x, 64);
+            walsh_hadamard(&mut x, 64);
             for (row, value) in x.into_iter().enumerate() {
                 let odd = (row & column).count_ones() % 2 == 1;
                 assert_eq!(value, if odd { -1.0 } else { 1.0 });
@@ -474,12 +531,35 @@ mod tests {
                         .map(|(_, (a, b))| f64::from(a - b).powi(2))
                         .sum::<f64>()
                 };
-                let (plain, rotated) = (noise(1), noise(codec.key_rotation(dim)));
+                let (plain, rotated) = (noise(Rotation::NONE), noise(codec.key_rotation(dim)));
                 assert!(
                     rotated < 0.5 * plain,
                     "{codec} head of {dim}: {rotated} against {plain}"
                 );
             }
+        }
+    }
+
+    #[test]
+    fn an_offset_of_all_channels_is_spread_too() {
+        for dim in [64, 128, 256] {
+            let rotation = KvCodec::Q4_0.key_rotation(dim);
+            let mut offset = vec![1.0; dim];
+            rotation.apply(&mut offset);
+            let largest = offset.iter().fold(0f32, |m, v| m.max(v.abs()));
+            // Flat where the width is a power of four, else zero and √2.
+            assert!(largest < 1.5, "{dim}: {largest}");
+
+            let x: Vec<f32> = gaussian_like(dim, 11).iter().map(|x| x + 2.0).collect();
+            let plain = Rotation {
+                signs: false,
+                ..rotation
+            };
+            let (with, without) = (
+                error(KvCodec::Q4_0, rotation, &x),
+                error(KvCodec::Q4_0, plain, &x),
+            );
+            assert!(with < 0.8 * without, "{dim}: {with} against {without}");
         }
     }
 
@@ -498,9 +578,9 @@ mod tests {
             let largest = x.iter().fold(0f32, |m, v| m.max(v.abs()));
             // Half a step, and the rounding of the scale to f16 (2^-11) on the largest quant; q4_0
             // gives up some of the largest values for the others' sake.
-            let q8 = kv_round_trip(KvCodec::Q8_0, 1, &x);
-            let q4 = kv_round_trip(KvCodec::Q4_0, 1, &x);
-            let f16 = kv_round_trip(KvCodec::F16, 1, &x);
+            let q8 = kv_round_trip(KvCodec::Q8_0, Rotation::NONE, &x);
+            let q4 = kv_round_trip(KvCodec::Q4_0, Rotation::NONE, &x);
+            let f16 = kv_round_trip(KvCodec::F16, Rotation::NONE, &x);
             for i in 0..32 {
                 prop_assert!((q8[i] - x[i]).abs() <= largest * (0.5 / 127.0 + 1.0 / 2000.0));
                 prop_assert!((q4[i] - x[i]).abs() <= largest * 0.25);
@@ -512,9 +592,9 @@ mod tests {
     #[test]
     fn relative_errors_are_those_of_the_bits() {
         let x = gaussian_like(4096, 7);
-        let f16 = error(KvCodec::F16, 1, &x);
-        let q8 = error(KvCodec::Q8_0, 64, &x);
-        let q4 = error(KvCodec::Q4_0, 64, &x);
+        let f16 = error(KvCodec::F16, Rotation::NONE, &x);
+        let q8 = error(KvCodec::Q8_0, KvCodec::Q8_0.key_rotation(64), &x);
+        let q4 = error(KvCodec::Q4_0, KvCodec::Q4_0.key_rotation(64), &x);
         assert!(f16 < 3e-4 && f16 > 1e-5, "{f16}");
         assert!(q8 < 8e-3 && q8 > 1e-3, "{q8}");
         assert!(q4 < 0.12 && q4 > 0.03, "{q4}");

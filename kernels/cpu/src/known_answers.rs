@@ -3,7 +3,7 @@
 //! Why: tests run on the machines we have. A processor whose instruction set was never there when
 //! tests ran must not be the first to find out, and a faulty one must not answer at all.
 
-use vitriol_kernels_core::kv::kv_round_trip;
+use vitriol_kernels_core::kv::{Rotation, kv_round_trip};
 use vitriol_kernels_core::reference::{self, AttentionOptions, AttentionShape};
 use vitriol_kernels_core::{KvCodec, TensorType, dequantise_row, tolerance};
 
@@ -154,7 +154,7 @@ impl Cpu {
         };
         let mut out = vec![0.0; QUERIES * n_heads * value_dim];
         self.attention(&kv, 0, &q, n_heads, &[run], options, &mut out);
-        let decoded = |x: &[f32], dim: usize, rotation: usize| -> Vec<f32> {
+        let decoded = |x: &[f32], dim: usize, rotation: Rotation| -> Vec<f32> {
             x.chunks(dim)
                 .flat_map(|head| kv_round_trip(codec, rotation, head))
                 .collect()

@@ -1,4 +1,5 @@
 use thiserror::Error;
+use vitriol_kernels_core::kv::Rotation;
 use vitriol_kernels_core::{KvCodec, KvHeads, bytes_per_token};
 use vitriol_shm::{EXTENT_BYTES, Reservation, ReservationError};
 
@@ -278,13 +279,13 @@ impl KvStore {
         self.shape.value_codec.stored_dim(self.shape.value_dim)
     }
 
-    /// Width of the rotation of keys and queries; 1 for none.
-    pub(crate) fn key_rotation(&self) -> usize {
+    /// Rotation of keys and queries.
+    pub(crate) fn key_rotation(&self) -> Rotation {
         self.shape.key_codec.key_rotation(self.shape.key_dim)
     }
 
-    /// Width of the rotation of values and of the attention's output; 1 for none.
-    pub(crate) fn value_rotation(&self) -> usize {
+    /// Rotation of values and of the attention's output.
+    pub(crate) fn value_rotation(&self) -> Rotation {
         self.shape.value_codec.value_rotation(self.shape.value_dim)
     }
 

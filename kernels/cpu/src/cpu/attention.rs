@@ -1,4 +1,4 @@
-use vitriol_kernels_core::kv::rotate_heads;
+use vitriol_kernels_core::kv::Rotation;
 use vitriol_kernels_core::reference::AttentionOptions;
 
 use super::{Cpu, Shared};
@@ -44,8 +44,8 @@ struct Call<'a> {
     /// Both as stored, padding included.
     stored_key_dim: usize,
     stored_value_dim: usize,
-    key_rotation: usize,
-    value_rotation: usize,
+    key_rotation: Rotation,
+    value_rotation: Rotation,
 }
 
 /// Pairs `first..first + n` (query-major) of one run and kv head.
@@ -250,7 +250,7 @@ impl Call<'_> {
             let from = &self.q[head * self.key_dim..][..self.key_dim];
             let query = &mut rotated[..self.key_dim];
             query.copy_from_slice(from);
-            rotate_heads(query, self.key_rotation);
+            self.key_rotation.apply(query);
             let (group, column) = (pair / MAX_PAIRS, pair % MAX_PAIRS);
             let to = queries.wrapping_add(group * MAX_PAIRS * self.stored_key_dim + column);
             for d in 0..self.stored_key_dim {
@@ -339,7 +339,7 @@ impl Call<'_> {
         // SAFETY: the table was chosen for this processor; the rest is the
         // caller's promise.
         unsafe { (self.table.merge)(&arguments, out) };
-        rotate_heads(out, self.value_rotation);
+        self.value_rotation.apply(out);
     }
 
     /// Index of a pair's head in q and out.

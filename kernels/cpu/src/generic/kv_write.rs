@@ -3,7 +3,7 @@
 //! ones.
 
 use vitriol_kernels_core::KvCodec;
-use vitriol_kernels_core::kv::{KV_BLOCK_LEN, quantise_q4_0, quantise_q8_0, rotate_heads};
+use vitriol_kernels_core::kv::{KV_BLOCK_LEN, Rotation, quantise_q4_0, quantise_q8_0};
 
 use crate::kv::{HEAD_DIM_MAX, PAGE_TOKENS};
 use crate::simd::Simd;
@@ -11,8 +11,7 @@ use crate::simd::Simd;
 /// One side of one head of one token.
 pub(crate) struct HeadWrite<'a> {
     pub(crate) codec: KvCodec,
-    /// Width of the rotation, 1 for none.
-    pub(crate) rotation: usize,
+    pub(crate) rotation: Rotation,
     /// The page's part for this kv head.
     pub(crate) page: *mut u8,
     /// Token in the page.
@@ -33,7 +32,7 @@ impl Prepared {
         let mut elements = [0f32; HEAD_DIM_MAX];
         let head = &mut elements[..write.head.len()];
         head.copy_from_slice(write.head);
-        rotate_heads(head, write.rotation);
+        write.rotation.apply(head);
         let stored = write.codec.stored_dim(write.head.len());
         Self { elements, stored }
     }

@@ -1,5 +1,5 @@
 use proptest::prelude::*;
-use vitriol_kernels_core::kv::kv_round_trip;
+use vitriol_kernels_core::kv::{Rotation, kv_round_trip};
 use vitriol_kernels_core::reference::{self, AttentionShape};
 use vitriol_kernels_core::tolerance;
 use vitriol_kernels_cpu::{
@@ -202,7 +202,7 @@ impl Sequence {
     fn check_against_reference(&self, out: &[f32], first: usize, what: &str) {
         let (q_row, out_row) = self.rows();
         let Layer { keys, values, .. } = self.layer;
-        let decoded = |x: &[f32], codec: KvCodec, dim: usize, rotation: usize| -> Vec<f32> {
+        let decoded = |x: &[f32], codec: KvCodec, dim: usize, rotation: Rotation| -> Vec<f32> {
             x.chunks(dim)
                 .flat_map(|head| kv_round_trip(codec, rotation, head))
                 .collect()
