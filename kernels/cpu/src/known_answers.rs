@@ -218,24 +218,12 @@ fn stored_weights(tensor_type: TensorType) -> Vec<u8> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::Isa;
     use crate::table::KernelTable;
 
     #[test]
-    fn every_instruction_set_present_gives_the_known_answers() {
-        for isa in Isa::ALL.into_iter().filter(|isa| isa.is_present()) {
-            for threads in [1, 2] {
-                Cpu::new(threads, Some(isa))
-                    .unwrap()
-                    .check_known_answers()
-                    .unwrap();
-            }
-        }
-    }
-
-    #[test]
     fn a_wrong_kernel_is_noticed() {
-        let right = KernelTable::of(Isa::Scalar).unwrap();
+        // Not KernelTable::of: what reaches all tables makes the unit tests compile all kernels.
+        let right = KernelTable::scalar();
         type Break = fn(&mut KernelTable);
         let breaks: [(&str, Break); 8] = [
             ("matmul", |table| table.direct = |_| {}),

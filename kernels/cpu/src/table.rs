@@ -5,6 +5,7 @@ use crate::generic::kv_write::HeadWrite;
 use crate::generic::matmul::{OutView, PackedTokens, PanelView};
 use crate::generic::tokens::QuantTokens;
 use crate::isa::Isa;
+use crate::panel::format::PanelFormat;
 
 /// Arguments of a matmul over row-major tokens.
 pub(crate) struct Direct {
@@ -62,6 +63,25 @@ pub(crate) struct Clamped<'a> {
     pub(crate) limit: f32,
 }
 
+/// The kernels of one format of quantised weights. One function each: small ones compile side by side.
+pub(crate) struct QuantKernels {
+    pub(crate) format: PanelFormat,
+    pub(crate) dot: unsafe fn(&Dot),
+    /// w, row, out.
+    pub(crate) decode_row: unsafe fn(PanelView, usize, &mut [f32]),
+}
+
+/// The `QuantKernels` of all formats, from functions generic over the format.
+macro_rules! quant_kernels {
+    ($dot:ident, $decode_row:ident, $($name:ident)*) => {
+        [$(crate::table::QuantKernels {
+            format: crate::panel::format::PanelFormat::$name,
+            dot: $dot::<crate::generic::quants::$name>,
+            decode_row: $decode_row::<crate::generic::quants::$name>,
+        },)*]
+    };
+}
+
 type RmsNormRow = unsafe fn(&[f32], &[f32], f32, &mut [f32]);
 
 /// The kernels of one instruction set. Every pointer is unsafe to call: the processor must have
@@ -74,11 +94,9 @@ pub(crate) struct KernelTable {
     pub(crate) direct: unsafe fn(&Direct),
     pub(crate) packed: unsafe fn(&Packed),
     pub(crate) dot_columns: usize,
-    pub(crate) dot: unsafe fn(&Dot),
+    pub(crate) quants: &'static [QuantKernels],
     /// x, tokens, tile.
     pub(crate) quantise: unsafe fn(*const f32, QuantTokens, usize),
-    /// w, row, out.
-    pub(crate) decode_row: unsafe fn(PanelView, usize, &mut [f32]),
     pub(crate) rms_norm_row: RmsNormRow,
     pub(crate) silu_mul: unsafe fn(&[f32], &[f32], &mut [f32]),
     pub(crate) gelu_mul: unsafe fn(&[f32], &[f32], &mut [f32]),
@@ -93,8 +111,11 @@ pub(crate) struct KernelTable {
 macro_rules! kernel_table {
     ($module:ident, $isa:expr, $simd:ty, $witness:expr $(, $features:literal)?) => {
         mod $module {
-            use super::{Chunk, Clamped, Direct, Dot, HeadWrite, KernelTable, Merge, Packed};
+            use super::{
+                Chunk, Clamped, Direct, Dot, HeadWrite, KernelTable, Merge, Packed, QuantKernels,
+            };
             use crate::generic::matmul::PanelView;
+            use crate::generic::quants::QuantFormat;
             use crate::generic::tokens::QuantTokens;
             use crate::generic::{attention, dot, elementwise, kv_write, matmul, rows, tokens};
             use crate::isa::Isa;
@@ -121,10 +142,10 @@ macro_rules! kernel_table {
             /// # Safety
             /// The processor has this instruction set; as [`dot::dot`].
             $(#[target_feature(enable = $features)])?
-            unsafe fn dot_products(a: &Dot) {
+            unsafe fn dot_products<Q: QuantFormat>(a: &Dot) {
                 let s = $witness;
                 // SAFETY: the caller's promise.
-                unsafe { dot::dot(s, a.w, a.panels, a.x, a.tiles, a.out) }
+                unsafe { dot::dot::<$simd, Q>(s, a.w, a.panels, a.x, a.tiles, a.out) }
             }
 
             /// # Safety
@@ -139,10 +160,10 @@ macro_rules! kernel_table {
             /// # Safety
             /// The processor has this instruction set; as [`rows::decode_row`].
             $(#[target_feature(enable = $features)])?
-            unsafe fn decode_row(w: PanelView, row: usize, out: &mut [f32]) {
+            pub(super) unsafe fn decode_row<Q: QuantFormat>(w: PanelView, row: usize, out: &mut [f32]) {
                 let s = $witness;
                 // SAFETY: the caller's promise.
-                unsafe { rows::decode_row(s, w, row, out) }
+                unsafe { rows::decode_row::<$simd, Q>(s, w, row, out) }
             }
 
             /// # Safety
@@ -220,6 +241,9 @@ macro_rules! kernel_table {
                 }
             }
 
+            static QUANTS: &[QuantKernels] =
+                &crate::panel::format::quant_formats!(quant_kernels!(dot_products, decode_row,));
+
             pub(super) static TABLE: KernelTable = KernelTable {
                 isa: $isa,
                 tile_panels: <$simd as Simd>::TILE_PANELS,
@@ -227,9 +251,8 @@ macro_rules! kernel_table {
                 direct,
                 packed,
                 dot_columns: <$simd as Simd>::DOT_COLUMNS,
-                dot: dot_products,
+                quants: QUANTS,
                 quantise,
-                decode_row,
                 rms_norm_row,
                 silu_mul,
                 gelu_mul,
@@ -270,25 +293,30 @@ kernel_table!(
 /// The kernels of `avx2`, but for the int8 dot product.
 #[cfg(target_arch = "x86_64")]
 mod avx_vnni {
-    use super::{Dot, KernelTable, avx2};
+    use super::avx2::{self, decode_row};
+    use super::{Dot, KernelTable, QuantKernels};
     use crate::arch::avx2::Avx2;
     use crate::generic::dot;
+    use crate::generic::quants::QuantFormat;
     use crate::isa::Isa;
 
     /// # Safety
     /// The processor has this instruction set; as [`dot::dot`].
     #[target_feature(enable = "avx2,fma,f16c,avxvnni")]
-    unsafe fn dot_products(a: &Dot) {
+    unsafe fn dot_products<Q: QuantFormat>(a: &Dot) {
         // SAFETY: the caller's promise.
         unsafe {
             let s = Avx2::<true>::new_unchecked();
-            dot::dot(s, a.w, a.panels, a.x, a.tiles, a.out);
+            dot::dot::<_, Q>(s, a.w, a.panels, a.x, a.tiles, a.out);
         }
     }
 
+    static QUANTS: &[QuantKernels] =
+        &crate::panel::format::quant_formats!(quant_kernels!(dot_products, decode_row,));
+
     pub(super) static TABLE: KernelTable = KernelTable {
         isa: Isa::AvxVnni,
-        dot: dot_products,
+        quants: QUANTS,
         ..avx2::TABLE
     };
 }
@@ -303,13 +331,24 @@ kernel_table!(
 );
 
 impl KernelTable {
+    /// The kernels that every processor runs.
+    pub(crate) fn scalar() -> &'static KernelTable {
+        &scalar::TABLE
+    }
+
+    /// Those of a quantised format.
+    pub(crate) fn quant(&self, format: PanelFormat) -> &QuantKernels {
+        let kernels = self.quants.iter().find(|kernels| kernels.format == format);
+        kernels.unwrap_or_else(|| unreachable!("{format:?} panels are not quantised"))
+    }
+
     /// Table for an instruction set, if this processor has it.
     pub(crate) fn of(isa: Isa) -> Option<&'static KernelTable> {
         if !isa.is_present() {
             return None;
         }
         match isa {
-            Isa::Scalar => Some(&scalar::TABLE),
+            Isa::Scalar => Some(Self::scalar()),
             #[cfg(target_arch = "x86_64")]
             Isa::Sse41 => Some(&sse41::TABLE),
             #[cfg(target_arch = "x86_64")]

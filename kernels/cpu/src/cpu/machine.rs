@@ -224,9 +224,6 @@ mod tests {
                 let sum = unsafe { read_part(isa, p, lines) };
                 assert_eq!(sum, 16.0 * lines as f32, "{isa}, {lines} lines");
             }
-            let cpu = Cpu::new(2, Some(isa)).unwrap();
-            let rate = cpu.read_bandwidth(&memory);
-            assert!(rate.is_finite() && rate > 0.0, "{isa}: {rate}");
         }
     }
 
@@ -251,8 +248,6 @@ mod tests {
             let sum = unsafe { (run.run)(3) };
             let lanes = if isa == Isa::Avx512 { 16 } else { 1 };
             assert_eq!(sum, 20 * 3 * 12 * lanes, "{isa}");
-            let peak = Cpu::new(1, Some(isa)).unwrap().int8_peak();
-            assert!(peak.is_some_and(|rate| rate.is_finite() && rate > 0.0));
         }
     }
 }

@@ -1,5 +1,6 @@
 use super::{Cpu, Shared};
 use crate::generic::matmul::{DIRECT_TOKENS, OutView, PackedTokens, PanelView, pack_tile};
+use crate::generic::rows;
 use crate::generic::tokens::QuantTokens;
 use crate::panel::PanelMatrix;
 use crate::table::{Direct, Dot, Packed};
@@ -150,10 +151,14 @@ impl Cpu {
         for &row in rows {
             assert!((row as usize) < w.rows(), "row {row} of {}", w.rows());
         }
+        let decode_row = match w.is_quantised() {
+            true => self.table.quant(w.view().format).decode_row,
+            false => rows::convert_row,
+        };
         self.for_rows(out, cols, |first, out| {
             for (out, &row) in out.chunks_exact_mut(cols).zip(&rows[first..]) {
                 // SAFETY: the table was chosen for this processor; row and length were checked.
-                unsafe { (self.table.decode_row)(w.view(), row as usize, out) };
+                unsafe { decode_row(w.view(), row as usize, out) };
             }
         });
     }
@@ -200,7 +205,7 @@ impl Cpu {
                     tiles,
                     out,
                 }),
-                Tokens::Quantised(x) => (self.table.dot)(&Dot {
+                Tokens::Quantised(x) => (self.table.quant(w.format).dot)(&Dot {
                     w,
                     panels: (first, count),
                     x,

@@ -11,7 +11,6 @@ use std::mem::MaybeUninit;
 use super::matmul::{OutView, PanelView, store_rows};
 use super::quants::{LineSink, QuantFormat, Scales};
 use super::tokens::{QuantTile, QuantTokens, TileBlock};
-use crate::panel::format::by_quant_format;
 use crate::simd::Simd;
 
 /// Most blocks of a panel whose weight sums are kept for all tiles (64 B each); further ones are summed
@@ -222,12 +221,13 @@ unsafe fn keep_sums<S: Simd, Q: QuantFormat>(
     }
 }
 
-/// Panels `first..first + count` over tiles `tiles`.
+/// Panels `first..first + count` of `w` over tiles `tiles` of quantised tokens.
 ///
 /// # Safety
-/// As [`tile`].
+/// All views readable/writable for what they name, every tile quantised; `w` is of format `Q`; nobody
+/// else writes these rows of these tokens.
 #[inline(always)]
-unsafe fn panels<S: Simd, Q: QuantFormat>(
+pub(crate) unsafe fn dot<S: Simd, Q: QuantFormat>(
     s: S,
     w: PanelView,
     (first, count): (usize, usize),
@@ -283,22 +283,4 @@ unsafe fn full_tile<S: Simd, Q: QuantFormat, const KEPT: bool>(
             columns => unreachable!("tiles of {columns} columns"),
         }
     }
-}
-
-/// Panels `first..first + count` of `w` over tiles `tiles` of quantised tokens.
-///
-/// # Safety
-/// All views readable/writable for what they name, every tile quantised; nobody else writes these
-/// rows of these tokens.
-#[inline(always)]
-pub(crate) unsafe fn dot<S: Simd>(
-    s: S,
-    w: PanelView,
-    range: (usize, usize),
-    x: QuantTokens,
-    tiles: (usize, usize),
-    out: OutView,
-) {
-    // SAFETY: the view says its format; the rest is the caller's promise.
-    by_quant_format!(w.format, Q => unsafe { panels::<S, Q>(s, w, range, x, tiles, out) });
 }

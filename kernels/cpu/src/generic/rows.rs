@@ -3,16 +3,15 @@
 use vitriol_kernels_core::half::{bf16_to_f32, f16_to_f32};
 
 use super::matmul::PanelView;
-use super::quants::{LineSink, Panel, QuantFormat};
-use crate::panel::format::{PanelFormat, by_quant_format};
+use super::quants::{LineSink, QuantFormat};
+use crate::panel::format::PanelFormat;
 use crate::simd::Simd;
 
-/// Row `row` of `w` with the values of `vitriol_kernels_core::dequantise_row`.
+/// Row `row` of `w`, of plain floats.
 ///
 /// # Safety
 /// `w` readable, `out` as long as a row, `row` one of its rows.
-#[inline(always)]
-pub(crate) unsafe fn decode_row<S: Simd>(s: S, w: PanelView, row: usize, out: &mut [f32]) {
+pub(crate) unsafe fn convert_row(w: PanelView, row: usize, out: &mut [f32]) {
     let panel = w.panel(row / 16);
     let lane = row % 16;
     let plain = panel.base.cast::<u16>().wrapping_add(lane);
@@ -36,8 +35,7 @@ pub(crate) unsafe fn decode_row<S: Simd>(s: S, w: PanelView, row: usize, out: &m
                 *value = bf16_to_f32(unsafe { *plain.wrapping_add(16 * k) });
             }
         }
-        // SAFETY: the view says its format; the rest is the caller's promise.
-        _ => by_quant_format!(w.format, Q => unsafe { decode_blocks::<S, Q>(s, panel, lane, out) }),
+        other => unreachable!("{other:?} panels are no floats"),
     }
 }
 
@@ -57,10 +55,18 @@ impl<S: Simd> LineSink<S> for RowLines {
     }
 }
 
+/// Row `row` of `w`, quantised, with the values of `vitriol_kernels_core::dequantise_row`.
+///
 /// # Safety
-/// As [`decode_row`]; the panel is of format `Q`.
+/// As [`convert_row`]; `w` is of format `Q`.
 #[inline(always)]
-unsafe fn decode_blocks<S: Simd, Q: QuantFormat>(s: S, panel: Panel, lane: usize, out: &mut [f32]) {
+pub(crate) unsafe fn decode_row<S: Simd, Q: QuantFormat>(
+    s: S,
+    w: PanelView,
+    row: usize,
+    out: &mut [f32],
+) {
+    let (panel, lane) = (w.panel(row / 16), row % 16);
     let of_lane = |v: S::F| {
         let mut lanes = [0f32; 16];
         // SAFETY: `lanes` is 16 f32.

@@ -27,11 +27,20 @@ pub(crate) enum PanelFormat {
     Codebook,
 }
 
+/// Gives the names of the quantised formats to the macro `$then`, behind what it is given.
+macro_rules! quant_formats {
+    ($($then:ident)::+ ! ($($given:tt)*)) => {
+        $($then)::+!($($given)*
+            Q8_0 Q4_0 Q4_1 Q5_0 Q5_1 Q4K Q5K Q6K Iq4Nl TwoBits Q2K Q3K Iq4Xs Mxfp4 Nvfp4 Codebook)
+    };
+}
+pub(crate) use quant_formats;
+
 /// `$body` with `$format`, a quantised one, as the type `$q`.
 macro_rules! by_quant_format {
     ($format:expr, $q:ident => $body:expr) => {
-        crate::panel::format::by_quant_format!(@ $format, $q, $body,
-            Q8_0 Q4_0 Q4_1 Q5_0 Q5_1 Q4K Q5K Q6K Iq4Nl TwoBits Q2K Q3K Iq4Xs Mxfp4 Nvfp4 Codebook)
+        crate::panel::format::quant_formats!(
+            crate::panel::format::by_quant_format!(@ $format, $q, $body,))
     };
     (@ $format:expr, $q:ident, $body:expr, $($name:ident)*) => {
         match $format {

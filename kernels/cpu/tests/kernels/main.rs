@@ -10,6 +10,7 @@
 mod attention;
 mod elementwise;
 mod kv_store;
+mod machine;
 mod matmul;
 mod random;
 
