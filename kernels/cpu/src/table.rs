@@ -145,7 +145,19 @@ macro_rules! kernel_table {
             unsafe fn dot_products<Q: QuantFormat>(a: &Dot) {
                 let s = $witness;
                 // SAFETY: the caller's promise.
-                unsafe { dot::dot::<$simd, Q>(s, a.w, a.panels, a.x, a.tiles, a.out) }
+                unsafe {
+                    let apart = apart_tile::<Q::Apart>;
+                    dot::dot::<$simd, Q>(s, a.w, a.panels, a.x, a.tiles, a.out, apart)
+                }
+            }
+
+            /// # Safety
+            /// The processor has this instruction set; as [`dot::apart_tile`].
+            $(#[target_feature(enable = $features)])?
+            unsafe fn apart_tile<Q: QuantFormat>(a: &dot::ApartTile) {
+                let s = $witness;
+                // SAFETY: the caller's promise.
+                unsafe { dot::apart_tile::<$simd, Q>(s, a) }
             }
 
             /// # Safety
@@ -307,8 +319,17 @@ mod avx_vnni {
         // SAFETY: the caller's promise.
         unsafe {
             let s = Avx2::<true>::new_unchecked();
-            dot::dot::<_, Q>(s, a.w, a.panels, a.x, a.tiles, a.out);
+            let apart = apart_tile::<Q::Apart>;
+            dot::dot::<_, Q>(s, a.w, a.panels, a.x, a.tiles, a.out, apart);
         }
+    }
+
+    /// # Safety
+    /// The processor has this instruction set; as [`dot::apart_tile`].
+    #[target_feature(enable = "avx2,fma,f16c,avxvnni")]
+    unsafe fn apart_tile<Q: QuantFormat>(a: &dot::ApartTile) {
+        // SAFETY: the caller's promise.
+        unsafe { dot::apart_tile::<_, Q>(Avx2::<true>::new_unchecked(), a) }
     }
 
     static QUANTS: &[QuantKernels] =

@@ -4,32 +4,13 @@
 //! scaled sum sx and a middle ([`super::tokens`]).
 //!
 //! The sum over bytes is an exact integer, so the chain of a (token, row) is the same whatever the
-//! tile it is computed in: one token streams the weights, eight reuse each line in registers.
+//! tile it is computed in. Few tokens stream the weights, each line made whole in registers; for many a
+//! part of a panel is taken apart once ([`PanelApart`]) and stays in L1 while tiles run over it.
 
-use std::mem::MaybeUninit;
-
-use super::matmul::{OutView, PanelView, store_rows};
-use super::quants::{LineSink, QuantFormat, Scales};
+use super::matmul::{OutView, PanelView, load_rows, store_rows};
+use super::quants::{Kept, LineSink, Panel, PanelApart, QuantFormat, Scales};
 use super::tokens::{QuantTile, QuantTokens, TileBlock};
 use crate::simd::Simd;
-
-/// Most blocks of a panel whose weight sums are kept for all tiles (64 B each); further ones are summed
-/// again for each tile.
-const KEPT_BLOCKS: usize = 512;
-
-/// Sums of the weights of a panel's first blocks, a line of 16 rows each.
-#[repr(C, align(64))]
-struct KeptSums(MaybeUninit<[[f32; 16]; KEPT_BLOCKS]>);
-
-impl KeptSums {
-    fn block(&mut self, block: usize) -> *mut f32 {
-        self.0
-            .as_mut_ptr()
-            .cast::<[f32; 16]>()
-            .wrapping_add(block)
-            .cast()
-    }
-}
 
 /// Integer accumulators of 16 rows over a part of a block: by `C` tokens, and of the bytes alone.
 struct Sums<S: Simd, const C: usize> {
@@ -127,31 +108,63 @@ fn weight_sum<S: Simd, Q: QuantFormat>(s: S, scales: &Scales<S>, bytes: [S::Bits
     }
 }
 
-/// One panel over one tile of `C` columns. `kept`: the weight sums of all blocks where `KEPT`.
+/// Where the results of a tile with a panel go.
+#[derive(Clone, Copy)]
+pub(crate) struct Results {
+    /// Of the first token and row.
+    to: *mut f32,
+    /// f32 from a token to the next.
+    stride: usize,
+    tokens: usize,
+    rows: usize,
+    /// Whether chains rest there, of the blocks before.
+    resume: bool,
+}
+
+impl Results {
+    #[inline(always)]
+    fn new(w: PanelView, panel: usize, x: QuantTile, out: OutView) -> Self {
+        Self {
+            to: out.at(x.token, panel * 16),
+            stride: out.rows,
+            tokens: x.n,
+            rows: w.rows_of(panel),
+            resume: false,
+        }
+    }
+}
+
+/// The first `blocks` blocks of a panel of format `Q` over those of a tile of `C` columns.
 ///
 /// # Safety
-/// `w` readable, of format `Q`; the tile is quantised and has C columns; nobody else writes these rows
-/// of these tokens.
+/// The panel is readable, of format `Q`; `x` quantised, of C columns; nobody else touches `results`,
+/// which exist.
 #[inline(always)]
-unsafe fn tile<S: Simd, Q: QuantFormat, const C: usize, const KEPT: bool>(
+unsafe fn tile<S: Simd, Q: QuantFormat, const C: usize>(
     s: S,
-    w: PanelView,
-    panel: usize,
-    x: QuantTile,
-    kept: *const f32,
-    out: OutView,
+    weights: Panel,
+    blocks: usize,
+    x: *const u8,
+    results: Results,
 ) {
-    let weights = w.panel(panel);
     let mut acc = [s.splat(0.0); C];
-    for block in 0..w.cols / 32 {
-        let tokens = TileBlock::<C>::of(x.base, block);
+    if results.resume {
+        for (column, acc) in acc.iter_mut().enumerate().take(results.tokens) {
+            let from = results.to.wrapping_add(column * results.stride);
+            // SAFETY: the caller's promise.
+            *acc = unsafe { load_rows(s, from, results.rows) };
+        }
+    }
+    for block in 0..blocks {
+        let tokens = TileBlock::<C>::of(x, block);
+        let sums_at = Q::sums_at(block);
         // SAFETY: the caller's promise.
         let scales = unsafe { Q::scales(s, weights, block) };
         let mut bytes = [s.zero_bits(); 2];
         macro_rules! part {
             ($part:literal) => {
                 // SAFETY: a block of a quantised tile of C columns.
-                let mut sums = unsafe { Sums::new::<Q>(s, tokens, !KEPT) };
+                let mut sums = unsafe { Sums::new::<Q>(s, tokens, sums_at.is_none()) };
                 // SAFETY: the caller's promise.
                 unsafe { Q::lines::<S, $part>(s, weights, block, &mut sums) };
                 bytes[$part] = sums.bytes;
@@ -173,10 +186,10 @@ unsafe fn tile<S: Simd, Q: QuantFormat, const C: usize, const KEPT: bool>(
         if Q::PARTS == 2 {
             part!(1);
         }
-        let weight_sum = match KEPT {
-            // SAFETY: all blocks' sums are kept.
-            true => unsafe { s.load(kept.wrapping_add(16 * block)) },
-            false => weight_sum::<S, Q>(s, &scales, bytes),
+        let weight_sum = match sums_at {
+            // SAFETY: the panel holds them, by what the format says.
+            Some(at) => unsafe { s.load(weights.base.wrapping_add(at).cast()) },
+            None => weight_sum::<S, Q>(s, &scales, bytes),
         };
         for column in 0..C {
             // SAFETY: a block of a quantised tile of C columns.
@@ -184,44 +197,98 @@ unsafe fn tile<S: Simd, Q: QuantFormat, const C: usize, const KEPT: bool>(
             acc[column] = s.fma(weight_sum, middle, acc[column]);
         }
     }
-    let rows = w.rows_of(panel);
-    for (column, acc) in acc.into_iter().enumerate().take(x.n) {
-        // SAFETY: `rows` rows of the panel and this token exist in `out`.
-        unsafe { store_rows(s, out.at(x.token + column, panel * 16), acc, rows) };
+    for (column, acc) in acc.into_iter().enumerate().take(results.tokens) {
+        let to = results.to.wrapping_add(column * results.stride);
+        // SAFETY: the caller's promise.
+        unsafe { store_rows(s, to, acc, results.rows) };
     }
 }
 
-/// Stores the weight sums of a panel's blocks.
+/// Arguments of [`apart_tile`].
+pub(crate) struct ApartTile {
+    /// Blocks taken apart.
+    weights: *const u8,
+    blocks: usize,
+    /// The tile, from the first of these blocks on.
+    x: *const u8,
+    results: Results,
+}
+
+/// A part of a panel, taken apart to format `Q`, over a full tile.
 ///
 /// # Safety
-/// `w` readable, of format `Q`, with at most [`KEPT_BLOCKS`] blocks a row.
+/// As [`tile`].
 #[inline(always)]
-unsafe fn keep_sums<S: Simd, Q: QuantFormat>(
+pub(crate) unsafe fn apart_tile<S: Simd, Q: QuantFormat>(s: S, a: &ApartTile) {
+    let weights = Panel {
+        base: a.weights,
+        cols: 32 * a.blocks,
+    };
+    macro_rules! by_columns {
+        ($($columns:literal)*) => {
+            match S::DOT_COLUMNS {
+                // SAFETY: the caller's promise.
+                $($columns => unsafe { tile::<S, Q, $columns>(s, weights, a.blocks, a.x, a.results) },)*
+                columns => unreachable!("tiles of {columns} columns"),
+            }
+        };
+    }
+    by_columns!(1 2 4 12);
+}
+
+/// Takes apart the blocks `blocks` of a panel.
+///
+/// # Safety
+/// The panel is readable, of format `Q`, and has them; `to` has room for them.
+#[inline(always)]
+unsafe fn take_apart<S: Simd, Q: QuantFormat>(
     s: S,
-    w: PanelView,
-    panel: usize,
-    kept: &mut KeptSums,
+    weights: Panel,
+    blocks: std::ops::Range<usize>,
+    to: *mut u8,
 ) {
-    let weights = w.panel(panel);
-    for block in 0..w.cols / 32 {
-        let nothing = TileBlock::<0>::of(std::ptr::null(), 0);
-        // SAFETY: the caller's promise; no column is read.
+    const {
+        assert!(Q::PARTS == Q::Apart::PARTS && Q::MINIMUM == Q::Apart::MINIMUM);
+        assert!(Q::BIASED == Q::Apart::BIASED && (Q::SHORT || !Q::Apart::SHORT));
+    };
+    for (index, block) in blocks.enumerate() {
+        let end = Q::Apart::sums_at(index).unwrap_or(0);
+        let scale_lines = Q::PARTS * (1 + Q::MINIMUM as usize);
+        let scales_at = to.wrapping_add(end - 64 * scale_lines).cast::<f32>();
+        let block_at = to.wrapping_add(end - 64 * (scale_lines + 8));
+        // SAFETY: the caller's promise; no column of a tile is read.
         unsafe {
             let scales = Q::scales(s, weights, block);
-            let mut sums = Sums::new::<Q>(s, nothing, true);
-            Q::lines::<S, 0>(s, weights, block, &mut sums);
-            let mut bytes = [sums.bytes; 2];
-            if Q::PARTS == 2 {
-                let mut sums = Sums::new::<Q>(s, nothing, true);
-                Q::lines::<S, 1>(s, weights, block, &mut sums);
-                bytes[1] = sums.bytes;
+            let mut bytes = [s.zero_bits(); 2];
+            macro_rules! part {
+                ($part:literal) => {
+                    let nothing = TileBlock::<0>::of(std::ptr::null(), 0);
+                    let mut sums = Sums::new::<Q>(s, nothing, true);
+                    let mut kept = Kept {
+                        block: block_at,
+                        then: &mut sums,
+                    };
+                    Q::lines::<S, $part>(s, weights, block, &mut kept);
+                    bytes[$part] = sums.bytes;
+                    let to = scales_at.wrapping_add(16 * $part * (1 + Q::MINIMUM as usize));
+                    s.store(to, scales.d[$part]);
+                    if Q::MINIMUM {
+                        s.store(to.wrapping_add(16), scales.m[$part]);
+                    }
+                };
             }
-            s.store(kept.block(block), weight_sum::<S, Q>(s, &scales, bytes));
+            part!(0);
+            if Q::PARTS == 2 {
+                part!(1);
+            }
+            let sum = weight_sum::<S, Q>(s, &scales, bytes);
+            s.store(to.wrapping_add(end).cast(), sum);
         }
     }
 }
 
-/// Panels `first..first + count` of `w` over tiles `tiles` of quantised tokens.
+/// Panels `first..first + count` of `w` over tiles `tiles` of quantised tokens. Full tiles, where there
+/// are several, run over a panel that is taken apart once; `apart` is [`apart_tile`] for this format's.
 ///
 /// # Safety
 /// All views readable/writable for what they name, every tile quantised; `w` is of format `Q`; nobody
@@ -234,53 +301,56 @@ pub(crate) unsafe fn dot<S: Simd, Q: QuantFormat>(
     x: QuantTokens,
     tiles: (usize, usize),
     out: OutView,
+    apart: unsafe fn(&ApartTile),
 ) {
-    let mut kept = KeptSums(MaybeUninit::uninit());
-    let keep = tiles.1 - tiles.0 > 1 && w.cols / 32 <= KEPT_BLOCKS;
+    let (start, end) = tiles;
+    let is_full = |tile: usize| x.tile(tile).columns == S::DOT_COLUMNS;
+    // Only the last of all can be narrower.
+    let full_end = if is_full(end - 1) { end } else { end - 1 };
+    // Wide tiles have no code of their own for a single one.
+    let together = full_end - start > 1 || S::DOT_COLUMNS > 8 && full_end > start;
+    let alone = if together { full_end } else { start };
+    let mut scratch = PanelApart::new();
+    let blocks = w.cols / 32;
+    let step = PanelApart::chunk_blocks(blocks);
     for panel in first..first + count {
-        if keep {
-            // SAFETY: the caller's promise.
-            unsafe { keep_sums::<S, Q>(s, w, panel, &mut kept) };
-        }
-        let sums = kept.block(0).cast_const();
-        for at in tiles.0..tiles.1 {
-            let x = x.tile(at);
-            // SAFETY: the caller's promise; sums were kept where that is said.
-            unsafe {
-                match x.columns {
-                    1 if S::DOT_COLUMNS > 1 => tile::<S, Q, 1, false>(s, w, panel, x, sums, out),
-                    2 if S::DOT_COLUMNS > 2 => tile::<S, Q, 2, false>(s, w, panel, x, sums, out),
-                    4 if S::DOT_COLUMNS > 4 => tile::<S, Q, 4, false>(s, w, panel, x, sums, out),
-                    8 if S::DOT_COLUMNS > 8 => tile::<S, Q, 8, false>(s, w, panel, x, sums, out),
-                    _ if keep => full_tile::<S, Q, true>(s, w, panel, x, sums, out),
-                    _ => full_tile::<S, Q, false>(s, w, panel, x, sums, out),
+        let weights = w.panel(panel);
+        if together {
+            for chunk in (0..blocks).step_by(step) {
+                let chunk_end = (chunk + step).min(blocks);
+                // SAFETY: the caller's promise; a chunk fits the scratch.
+                unsafe { take_apart::<S, Q>(s, weights, chunk..chunk_end, scratch.base()) };
+                for at in start..full_end {
+                    let x = x.tile(at);
+                    let arguments = ApartTile {
+                        weights: scratch.base(),
+                        blocks: chunk_end - chunk,
+                        x: x.block(chunk),
+                        results: Results {
+                            resume: chunk > 0,
+                            ..Results::new(w, panel, x, out)
+                        },
+                    };
+                    // SAFETY: it is for this instruction set and what the panel was taken apart to.
+                    unsafe { apart(&arguments) };
                 }
             }
         }
-    }
-}
-
-/// As [`tile`], with as many columns as the instruction set likes.
-///
-/// # Safety
-/// As [`tile`].
-#[inline(always)]
-unsafe fn full_tile<S: Simd, Q: QuantFormat, const KEPT: bool>(
-    s: S,
-    w: PanelView,
-    panel: usize,
-    x: QuantTile,
-    kept: *const f32,
-    out: OutView,
-) {
-    // SAFETY: the caller's promise.
-    unsafe {
-        match S::DOT_COLUMNS {
-            1 => tile::<S, Q, 1, KEPT>(s, w, panel, x, kept, out),
-            2 => tile::<S, Q, 2, KEPT>(s, w, panel, x, kept, out),
-            4 => tile::<S, Q, 4, KEPT>(s, w, panel, x, kept, out),
-            12 => tile::<S, Q, 12, KEPT>(s, w, panel, x, kept, out),
-            columns => unreachable!("tiles of {columns} columns"),
+        for at in alone..end {
+            let x = x.tile(at);
+            let results = Results::new(w, panel, x, out);
+            macro_rules! by_columns {
+                ($($columns:literal)*) => {
+                    match x.columns {
+                        // SAFETY: the caller's promise.
+                        $($columns if $columns <= S::DOT_COLUMNS => unsafe {
+                            tile::<S, Q, $columns>(s, weights, blocks, x.base, results)
+                        },)*
+                        columns => unreachable!("a tile of {columns} columns"),
+                    }
+                };
+            }
+            by_columns!(1 2 4 8);
         }
     }
 }

@@ -188,7 +188,7 @@ pub(super) unsafe fn store_rows<S: Simd>(s: S, to: *mut f32, v: S::F, rows: usiz
 /// # Safety
 /// `from` readable for `rows` ≤ 16 f32.
 #[inline(always)]
-unsafe fn load_rows<S: Simd>(s: S, from: *const f32, rows: usize) -> S::F {
+pub(super) unsafe fn load_rows<S: Simd>(s: S, from: *const f32, rows: usize) -> S::F {
     if rows == 16 {
         // SAFETY: 16 f32 by the caller's promise.
         return unsafe { s.load(from) };

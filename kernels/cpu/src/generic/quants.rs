@@ -26,6 +26,7 @@ macro_rules! scales_first {
             const MINIMUM: bool = $minimum;
             const BIASED: bool = $biased;
             const BYTE_MAX: usize = $byte_max;
+            type Apart = Apart<1, $minimum, $biased, { !$biased && is_short($byte_max, 1) }>;
 
             fn panel_bytes(cols: usize) -> Option<usize> {
                 (cols / 32).checked_mul(32 + 64 * $lines)
@@ -55,11 +56,13 @@ macro_rules! scales_first {
     };
 }
 
+mod apart;
 mod codebook;
 mod few_bits;
 mod fp4;
 mod k_quants;
 
+pub(crate) use apart::{Apart, Kept, PanelApart};
 pub(crate) use codebook::{Codebook, Iq4Xs};
 pub(crate) use few_bits::{Q2K, Q3K, TwoBits, super_scales_bytes};
 pub(crate) use fp4::{MXFP4_EXPONENTS, Mxfp4, Nvfp4, mxfp4_scales_bytes};
@@ -169,6 +172,11 @@ impl<S: Simd> Scales<S> {
     }
 }
 
+/// Whether every other pair of products over one of `parts` parts of a block sums to 16 bits.
+const fn is_short(byte_max: usize, parts: usize) -> bool {
+    byte_max * 127 * 16 / parts <= i16::MAX as usize
+}
+
 /// A quantised format as the kernels see it.
 pub(crate) trait QuantFormat {
     /// 1: a block has one scale; 2: its first and last 16 columns have one each.
@@ -180,7 +188,16 @@ pub(crate) trait QuantFormat {
     /// No byte of a line is larger; at most 127 unless biased.
     const BYTE_MAX: usize;
     /// Whether the sums over a part of every other pair of products fit 16 bits.
-    const SHORT: bool = Self::BYTE_MAX * 127 * 16 / Self::PARTS <= i16::MAX as usize;
+    const SHORT: bool = is_short(Self::BYTE_MAX, Self::PARTS);
+    /// What a panel is taken apart into for many tokens ([`PanelApart`]): of the same parts, minimum and
+    /// bias.
+    type Apart: QuantFormat;
+
+    /// Where a panel holds the weight sums of a block, 16 f32; `None` where they are formed from its bytes.
+    #[inline(always)]
+    fn sums_at(_block: usize) -> Option<usize> {
+        None
+    }
 
     /// Bytes of a panel of `cols` columns, a multiple of the block length.
     fn panel_bytes(cols: usize) -> Option<usize>;
@@ -315,6 +332,7 @@ macro_rules! scales_last {
             const MINIMUM: bool = true;
             const BIASED: bool = false;
             const BYTE_MAX: usize = $byte_max;
+            type Apart = Apart<1, true, false, { is_short($byte_max, 1) }>;
 
             fn panel_bytes(cols: usize) -> Option<usize> {
                 (cols / 32).checked_mul(64 * $lines + 64)

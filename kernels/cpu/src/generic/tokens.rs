@@ -40,6 +40,14 @@ pub(crate) struct QuantTile {
     pub(crate) columns: usize,
 }
 
+impl QuantTile {
+    /// Its part from block `block` on.
+    #[inline(always)]
+    pub(crate) fn block(&self, block: usize) -> *const u8 {
+        self.base.wrapping_add(block * self.columns * COLUMN_BYTES)
+    }
+}
+
 /// Columns of a tile of `n` tokens: a power of two, or all.
 #[inline(always)]
 fn tile_columns(n: usize, width: usize) -> usize {

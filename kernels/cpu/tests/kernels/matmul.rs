@@ -285,6 +285,20 @@ fn bits_do_not_depend_on_batch_or_threads() {
 }
 
 #[test]
+fn wide_rows_that_are_taken_apart_in_parts_keep_their_bits() {
+    for tensor_type in TYPES {
+        let case = Case::new(tensor_type, 19, 1312, 30, 7);
+        for cpu in cpus(&[1]) {
+            let whole = case.run(&cpu, 30);
+            let one_by_one = case.run_in_batches(&cpu, [1; 30]);
+            let what = format!("{cpu:?} {tensor_type}");
+            assert_eq!(first_difference(&whole, &one_by_one), None, "{what}");
+            case.check_against_reference(&whole, 30, &what);
+        }
+    }
+}
+
+#[test]
 fn instruction_sets_agree_bit_for_bit() {
     for tensor_type in TYPES {
         let case = Case::new(tensor_type, 77, 544, 29, 3);

@@ -13,7 +13,7 @@
 
 use super::few_bits::super_scales_bytes;
 use super::{
-    AHEAD_BYTES, Entries, LineSink, NONLINEAR, Panel, QuantFormat, Scales, nibble_lines,
+    AHEAD_BYTES, Apart, Entries, LineSink, NONLINEAR, Panel, QuantFormat, Scales, nibble_lines,
     paired_nibble_lines,
 };
 use crate::simd::Simd;
@@ -33,6 +33,7 @@ impl QuantFormat for Iq4Xs {
     const MINIMUM: bool = false;
     const BIASED: bool = true;
     const BYTE_MAX: usize = 241;
+    type Apart = Apart<1, false, true, false>;
 
     fn panel_bytes(cols: usize) -> Option<usize> {
         let supers = (cols / 256).checked_mul(Self::SUPER_BYTES)?;
@@ -78,6 +79,7 @@ impl QuantFormat for Codebook {
     const MINIMUM: bool = true;
     const BIASED: bool = false;
     const BYTE_MAX: usize = 127;
+    type Apart = Apart<2, true, false, false>;
 
     fn panel_bytes(cols: usize) -> Option<usize> {
         let supers = (cols / 256).checked_mul(Self::SUPER_BYTES)?;

@@ -10,7 +10,9 @@
 //! A line of crumbs has two bits of four lines in each byte: bits 2·(g % 4), +1 of line g / 4 are line
 //! g's.
 
-use super::{AHEAD_BYTES, Finish, LineSink, Panel, QuantFormat, Scales, Whole, load_line};
+use super::{
+    AHEAD_BYTES, Apart, Finish, LineSink, Panel, QuantFormat, Scales, Whole, is_short, load_line,
+};
 use crate::simd::Simd;
 
 /// Lines 4·`PART`.. from the line of crumbs at `p`, made whole.
@@ -84,6 +86,7 @@ impl QuantFormat for Q2K {
     const MINIMUM: bool = true;
     const BIASED: bool = false;
     const BYTE_MAX: usize = 3;
+    type Apart = Apart<2, true, false, true>;
 
     fn panel_bytes(cols: usize) -> Option<usize> {
         (cols / 256).checked_mul(Self::SUPER_BYTES)
@@ -144,6 +147,7 @@ impl QuantFormat for Q3K {
     const MINIMUM: bool = true;
     const BIASED: bool = false;
     const BYTE_MAX: usize = 7;
+    type Apart = Apart<2, true, false, true>;
 
     fn panel_bytes(cols: usize) -> Option<usize> {
         let supers = (cols / 256).checked_mul(Self::SUPER_BYTES)?;

@@ -9,7 +9,8 @@
 use std::ops::Range;
 
 use super::{
-    AHEAD_BYTES, Entries, LineSink, Panel, QuantFormat, Scales, nibble_lines, paired_nibble_lines,
+    AHEAD_BYTES, Apart, Entries, LineSink, Panel, QuantFormat, Scales, nibble_lines,
+    paired_nibble_lines,
 };
 use crate::simd::Simd;
 
@@ -32,6 +33,7 @@ impl QuantFormat for Mxfp4 {
     const MINIMUM: bool = true;
     const BIASED: bool = false;
     const BYTE_MAX: usize = 24;
+    type Apart = Apart<1, true, false, false>;
 
     fn panel_bytes(cols: usize) -> Option<usize> {
         (cols / 32)
@@ -76,6 +78,7 @@ impl QuantFormat for Nvfp4 {
     const MINIMUM: bool = true;
     const BIASED: bool = false;
     const BYTE_MAX: usize = 24;
+    type Apart = Apart<2, true, false, true>;
 
     fn panel_bytes(cols: usize) -> Option<usize> {
         (cols / 32).checked_mul(320)

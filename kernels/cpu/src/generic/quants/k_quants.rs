@@ -9,8 +9,8 @@
 //! ```
 
 use super::{
-    AHEAD_BYTES, Finish, LineSink, NIBBLES, Panel, QuantFormat, Scales, five_bit_lines,
-    four_bit_lines, load_line,
+    AHEAD_BYTES, Apart, Finish, LineSink, NIBBLES, Panel, QuantFormat, Scales, five_bit_lines,
+    four_bit_lines, is_short, load_line,
 };
 use crate::simd::Simd;
 
@@ -28,6 +28,7 @@ macro_rules! scaled_minima {
             const MINIMUM: bool = true;
             const BIASED: bool = false;
             const BYTE_MAX: usize = $byte_max;
+            type Apart = Apart<1, true, false, { is_short($byte_max, 1) }>;
 
             fn panel_bytes(cols: usize) -> Option<usize> {
                 (cols / 256).checked_mul(Self::SUPER_BYTES)
@@ -121,6 +122,7 @@ impl QuantFormat for Q6K {
     const MINIMUM: bool = true;
     const BIASED: bool = false;
     const BYTE_MAX: usize = 63;
+    type Apart = Apart<2, true, false, false>;
 
     fn panel_bytes(cols: usize) -> Option<usize> {
         (cols / 256).checked_mul(Self::SUPER_BYTES)
