@@ -108,10 +108,16 @@ impl Reservation {
         self.committed.iter().filter(|&&c| c).count() * EXTENT_BYTES
     }
 
-    /// Makes all extents that `range` touches readable and writable. New ones are zero; those that
-    /// were committed keep their content. Asks for huge pages. On an error nothing is lost.
+    /// Makes all extents that `range` touches readable and writable. New ones are zero, and there
+    /// already (Linux 5.14; else memory comes when they are touched); those that were committed keep
+    /// their content. Asks for huge pages. On an error nothing is lost.
     pub fn commit(&mut self, range: Range<usize>) -> Result<(), ReservationError> {
         let bytes = self.len;
+        let failed = |source: Errno| ReservationError::Commit {
+            range: range.clone(),
+            bytes,
+            source: source.into(),
+        };
         for extent in self.extents_touched(&range) {
             if self.committed[extent] {
                 continue;
@@ -121,13 +127,14 @@ impl Reservation {
             // access before breaks no borrow.
             unsafe {
                 mm::mprotect(at, EXTENT_BYTES, MprotectFlags::READ | MprotectFlags::WRITE)
-                    .map_err(|source| ReservationError::Commit {
-                        range: range.clone(),
-                        bytes,
-                        source: source.into(),
-                    })?;
+                    .map_err(failed)?;
                 // A refusal (THP off) leaves ordinary pages: slower by a little, never wrong.
                 let _ = mm::madvise(at, EXTENT_BYTES, Advice::LinuxHugepage);
+                match mm::madvise(at, EXTENT_BYTES, Advice::LinuxPopulateWrite) {
+                    Err(Errno::NOMEM) => Err(failed(Errno::NOMEM)),
+                    // Older kernels do not know it.
+                    Err(_) | Ok(()) => Ok(()),
+                }?;
             }
             self.committed[extent] = true;
         }

@@ -58,7 +58,7 @@ impl KvShape {
         PAGE_TOKENS * bytes_per_token(self.heads(), self.key_codec, self.value_codec) as usize
     }
 
-    /// Bytes of memory that committing `pages` pages takes, whole extents.
+    /// Bytes of memory that a store of `pages` pages takes with all of them committed, whole extents.
     #[must_use]
     pub const fn bytes_committed(&self, pages: usize) -> usize {
         let [keys, values] = self.tensor_page_bytes();
@@ -114,8 +114,10 @@ pub enum KvError {
 /// Heads are padded with zeros to 16 elements, for quantised codecs to blocks of 32. What a kv head
 /// takes of a page is a multiple of 64 bytes.
 ///
-/// Memory is committed in extents up to a watermark of pages; pages below it may be used. Fresh
-/// memory is zero; a page that was used before holds leftovers until [`KvStore::zero_page`]. No
+/// Memory is committed in extents up to a watermark of pages; pages below it may be used. The tensors
+/// run ahead of it by different parts of an extent: pages come to all of them at once, and if all
+/// crossed into their next extents with the same page, that page would wait for as many extents as
+/// there are tensors. Fresh memory is zero; a page that was used before holds leftovers until [`KvStore::zero_page`]. No
 /// result depends on them: what a query does not see is masked before it is used.
 #[derive(Debug)]
 pub struct KvStore {
@@ -205,9 +207,8 @@ impl KvStore {
                 reserved: self.shape.pages,
             });
         }
-        let page_bytes = self.shape.tensor_page_bytes();
-        for (tensor, bytes) in sides_mut(&mut self.tensors, page_bytes) {
-            tensor.commit(0..pages * bytes)?;
+        for (tensor, bytes) in sides_mut(&mut self.tensors, self.shape, pages) {
+            tensor.commit(0..bytes)?;
         }
         self.pages = self.pages.max(pages);
         Ok(())
@@ -222,9 +223,8 @@ impl KvStore {
             return Ok(());
         }
         self.pages = pages;
-        let page_bytes = self.shape.tensor_page_bytes();
-        for (tensor, bytes) in sides_mut(&mut self.tensors, page_bytes) {
-            let kept = (pages * bytes).next_multiple_of(EXTENT_BYTES);
+        for (tensor, bytes) in sides_mut(&mut self.tensors, self.shape, pages) {
+            let kept = bytes.next_multiple_of(EXTENT_BYTES);
             let len = tensor.len();
             tensor.decommit(kept.min(len)..len)?;
         }
@@ -356,12 +356,22 @@ impl KvStore {
     }
 }
 
-/// All tensors, each with the bytes of its pages.
+/// All tensors, each with the bytes to commit of it for a watermark of `pages`.
 fn sides_mut(
     tensors: &mut [[Reservation; 2]],
-    page_bytes: [usize; 2],
+    shape: KvShape,
+    pages: usize,
 ) -> impl Iterator<Item = (&mut Reservation, usize)> {
-    tensors
-        .iter_mut()
-        .flat_map(move |sides| sides.iter_mut().zip(page_bytes))
+    let page_bytes = shape.tensor_page_bytes();
+    let sides = 2 * tensors.len();
+    let tensors = tensors.iter_mut().flatten().enumerate();
+    tensors.map(move |(index, tensor)| {
+        let bytes = page_bytes[index % 2];
+        let ahead = EXTENT_BYTES / bytes * index / sides;
+        let pages = match pages {
+            0 => 0,
+            pages => (pages + ahead).min(shape.pages),
+        };
+        (tensor, pages * bytes)
+    })
 }
