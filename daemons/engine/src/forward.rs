@@ -52,6 +52,13 @@ impl KvStores {
         Ok(())
     }
 
+    /// Makes a page that was just allocated usable, with the content of another.
+    pub fn copy_page(&mut self, group: usize, from: u32, to: u32) -> Result<(), KvError> {
+        self.prepare_page(group, to)?;
+        self.groups[group].store.copy_page(from, to);
+        Ok(())
+    }
+
     /// The store that has a layer's KV.
     pub fn store_mut(&mut self, layer: KvLayer) -> &mut KvStore {
         &mut self.groups[layer.group].store

@@ -231,7 +231,9 @@ impl StepLoop {
             }
             let (dropped, ended) = self.roster.drop_cancelled(&mut self.outbox);
             self.shared.waiting.fetch_sub(dropped, Ordering::AcqRel);
-            let admitted = self.roster.admit(&mut self.outbox);
+            let kv = &mut self.kv;
+            let copy = |group, from, to| kv.copy_page(group, from, to);
+            let admitted = self.roster.admit(&mut self.outbox, copy);
             if dropped + ended + admitted > 0 {
                 // Shown as running before they stop counting as waiting, so that the engine never
                 // looks idle while it is not.

@@ -161,17 +161,26 @@ fn a_prompt_seen_before_is_not_computed_again() {
     let first = engine.generate(request(5, 200, 30)).unwrap().finish();
     let mut again = engine.generate(request(5, 200, 30)).unwrap();
     let started = again.next().unwrap().kind;
-    assert_eq!(started, EventKind::Started { tokens_cached: 192 });
+    assert_eq!(started, EventKind::Started { tokens_cached: 199 });
     assert_eq!(again.finish(), first);
 
-    // The next turn: prompt, answer and a new question. The answer's blocks are reused too.
+    // The next turn: prompt, answer and a new question. The answer is reused too.
     let mut turn = request(5, 200, 5);
     turn.prompt.extend(&first.0);
     turn.prompt.extend([9; 40]);
     let mut again = engine.generate(turn).unwrap();
     let started = again.next().unwrap().kind;
-    // 229 tokens have KV: the last generated one was never computed.
-    assert_eq!(started, EventKind::Started { tokens_cached: 192 });
+    // The last generated token was never computed.
+    assert_eq!(started, EventKind::Started { tokens_cached: 229 });
+
+    // Another answer to the same question: the block in which the two part is begun alike.
+    let mut other = request(5, 200, 5);
+    other.prompt.extend([9; 40]);
+    let mut running = engine.generate(other.clone()).unwrap();
+    let started = running.next().unwrap().kind;
+    assert_eq!(started, EventKind::Started { tokens_cached: 200 });
+    let fresh = self::engine(limits(64));
+    assert_eq!(fresh.generate(other).unwrap().finish(), running.finish());
 }
 
 #[test]

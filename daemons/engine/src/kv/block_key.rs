@@ -25,12 +25,17 @@ impl BlockKeys {
         }
     }
 
+    /// What a block is known to follow: `before`, or that nothing comes before it.
+    pub fn parent(&self, before: Option<BlockKey>) -> BlockKey {
+        before.unwrap_or(self.seed)
+    }
+
     /// Key of the block that follows the one named `parent` (`None`: the first block).
     /// `tokens` holds exactly [`PAGE_TOKENS`] ids.
     pub fn next(&self, parent: Option<BlockKey>, tokens: &[u32]) -> BlockKey {
         assert_eq!(tokens.len(), PAGE_TOKENS, "only full blocks have keys");
         let mut hasher = blake3::Hasher::new();
-        hasher.update(&parent.unwrap_or(self.seed).0);
+        hasher.update(&self.parent(parent).0);
         for id in tokens {
             hasher.update(&id.to_le_bytes());
         }

@@ -59,6 +59,22 @@ impl BlockTable {
         }
     }
 
+    /// `tokens` stand in the first rows of block `block`, which follows the one named `parent`.
+    pub fn note(&self, block: usize, parent: BlockKey, tokens: &[u32]) {
+        if let Some(page) = block
+            .checked_sub(self.first)
+            .and_then(|index| self.refs.get(index))
+        {
+            page.note(parent, block as u32, tokens);
+        }
+    }
+
+    /// Takes the last page back off.
+    pub fn shrink(&mut self) {
+        self.pages.pop();
+        self.refs.pop();
+    }
+
     /// KV of `computed` tokens stands: gives back the blocks that no later query sees.
     pub fn pass(&mut self, computed: usize) {
         let first = self.window.first_block(computed).min(self.pages.len());

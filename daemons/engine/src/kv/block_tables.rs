@@ -65,15 +65,54 @@ impl BlockTables {
         Ok(())
     }
 
+    /// Tables of full blocks only: goes on with a copy of a page that was begun, or filled, with the
+    /// first of `wanted`, if every group has one. `copy` gets the group, the page there is and the new
+    /// one. Returns the tokens reused; 0 too where `copy` fails: who grows the tables then learns why.
+    pub fn begin_as<E>(
+        &mut self,
+        pools: &GroupPools,
+        wanted: &[u32],
+        mut copy: impl FnMut(usize, u32, u32) -> Result<(), E>,
+    ) -> usize {
+        // A whole block would have been found by its key.
+        let wanted = &wanted[..wanted.len().min(PAGE_TOKENS - 1)];
+        let parent = self.keys.parent(self.sealed.last().copied());
+        let groups = pools.groups();
+        let found: Option<Vec<_>> = groups
+            .iter()
+            .map(|group| group.pool.lookup_beginning(parent, wanted))
+            .collect();
+        let Some(found) = found else { return 0 };
+        // While they are held, the pages copied from are none that can be copied to.
+        if groups.iter().any(|group| group.pool.available() == 0) {
+            return 0;
+        }
+        let same = found.iter().map(|(_, same)| *same).min().unwrap_or(0);
+        for (index, (from, _)) in found.iter().enumerate() {
+            let to = self.tables[index].grow(&groups[index].pool);
+            if to.is_none_or(|to| copy(index, from.page(), to).is_err()) {
+                let grown = if to.is_some() { index + 1 } else { index };
+                self.tables[..grown].iter_mut().for_each(BlockTable::shrink);
+                return 0;
+            }
+        }
+        same
+    }
+
     /// KV of all `tokens` of the sequence, from position 0 on, stands: seals the blocks they fill and
     /// gives back those that windows have passed.
     pub fn advance(&mut self, tokens: &[u32]) {
-        for block in tokens.chunks_exact(PAGE_TOKENS).skip(self.sealed.len()) {
-            let key = self.keys.next(self.sealed.last().copied(), block);
+        for block in tokens.chunks(PAGE_TOKENS).skip(self.sealed.len()) {
+            let before = self.sealed.last().copied();
+            let (index, parent) = (self.sealed.len(), self.keys.parent(before));
+            let key = (block.len() == PAGE_TOKENS).then(|| self.keys.next(before, block));
             for table in &self.tables {
-                table.seal(self.sealed.len(), key);
+                table.note(index, parent, block);
+                if let Some(key) = key {
+                    table.seal(index, key);
+                }
             }
-            self.sealed.push(key);
+            self.sealed.extend(key);
         }
         for table in &mut self.tables {
             table.pass(tokens.len());

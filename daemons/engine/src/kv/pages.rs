@@ -16,6 +16,10 @@ use std::{
 ///    +-----------------------+                                                         |
 ///    +------------------------------ evicted by allocate (least recently used) --------+
 /// ```
+/// A page may be *noted* with the tokens that stand in it, sealed or not: then it is cached too when it
+/// is dropped, and [`Self::lookup_beginning`] finds it for a sequence that begins its block the same way.
+/// Of the pages that follow one block the latest noted is found.
+///
 /// The pool hands out the lowest free index, so that memory below a low watermark suffices. Cached
 /// pages are given up least recently used first, deeper blocks of one chain before its beginning
 /// (a block is of no use without those before it). Clones share the pool; it lives on the step
@@ -30,6 +34,8 @@ struct Inner {
     pages: Vec<PageState>,
     free: BinaryHeap<Reverse<u32>>,
     by_key: HashMap<BlockKey, u32>,
+    /// By the key of the block before it, the page noted last.
+    by_parent: HashMap<BlockKey, u32>,
     cached: BTreeSet<CacheRank>,
     tick: u64,
 }
@@ -38,6 +44,8 @@ struct Inner {
 struct PageState {
     holders: u32,
     sealed: Option<Sealed>,
+    /// What stands in it; if so, `by_parent` names the page.
+    noted: Option<Noted>,
     used_at: u64,
     /// A window passed it: hardly wanted again.
     passed: bool,
@@ -48,6 +56,13 @@ struct Sealed {
     key: BlockKey,
     /// Index of the block in its chain.
     depth: u32,
+}
+
+#[derive(Clone, Debug)]
+struct Noted {
+    parent: BlockKey,
+    depth: u32,
+    tokens: Vec<u32>,
 }
 
 /// Order in which cached pages are given up, smallest first: what windows have passed before what
@@ -80,6 +95,7 @@ impl PagePool {
                 pages: vec![PageState::default(); pages as usize],
                 free: (0..pages).map(Reverse).collect(),
                 by_key: HashMap::new(),
+                by_parent: HashMap::new(),
                 cached: BTreeSet::new(),
                 tick: 0,
             })),
@@ -123,6 +139,27 @@ impl PagePool {
                 passed: false,
             })
             .collect()
+    }
+
+    /// Holds the page noted last behind the block `parent`, if its tokens begin as `wanted`; and how many
+    /// of them are the same.
+    pub fn lookup_beginning(&self, parent: BlockKey, wanted: &[u32]) -> Option<(PageRef, usize)> {
+        let mut inner = self.inner.borrow_mut();
+        let &page = inner.by_parent.get(&parent)?;
+        let noted = inner.pages[page as usize].noted.as_ref()?;
+        let same = noted.tokens.iter().zip(wanted);
+        let same = same.take_while(|(a, b)| a == b).count();
+        if same == 0 {
+            return None;
+        }
+        inner.hold(page);
+        drop(inner);
+        let held = PageRef {
+            page,
+            pool: self.clone(),
+            passed: false,
+        };
+        Some((held, same))
     }
 
     /// How many of `keys`, from the first on, [`Self::lookup`] would find, and how many of those
@@ -181,7 +218,7 @@ impl Inner {
         (
             Reverse(state.passed),
             state.used_at,
-            Reverse(state.sealed.map_or(0, |s| s.depth)),
+            Reverse(state.depth()),
             page,
         )
     }
@@ -191,15 +228,64 @@ impl Inner {
         if let Some(sealed) = self.pages[page as usize].sealed.take() {
             self.by_key.remove(&sealed.key);
         }
+        self.forget(page);
         Some(page)
+    }
+
+    fn note(&mut self, page: u32, parent: BlockKey, depth: u32, tokens: &[u32]) {
+        let noted = &mut self.pages[page as usize].noted;
+        match noted {
+            Some(noted) if noted.parent == parent && tokens.starts_with(&noted.tokens) => {
+                let new = &tokens[noted.tokens.len()..];
+                noted.tokens.extend_from_slice(new);
+                return;
+            }
+            _ => self.forget(page),
+        }
+        if let Some(&other) = self.by_parent.get(&parent) {
+            self.forget_cached(other);
+        }
+        self.by_parent.insert(parent, page);
+        self.pages[page as usize].noted = Some(Noted {
+            parent,
+            depth,
+            tokens: tokens.to_vec(),
+        });
+    }
+
+    /// What stands in a page is not looked for any more.
+    fn forget(&mut self, page: u32) {
+        if let Some(noted) = self.pages[page as usize].noted.take() {
+            self.by_parent.remove(&noted.parent);
+        }
+    }
+
+    /// As [`Self::forget`]; a page that nothing else wants becomes free.
+    fn forget_cached(&mut self, page: u32) {
+        let rank = self.rank(page);
+        let is_cached = self.cached.remove(&rank);
+        self.forget(page);
+        if !is_cached {
+            return;
+        }
+        if self.pages[page as usize].sealed.is_some() {
+            let rank = self.rank(page);
+            self.cached.insert(rank);
+        } else {
+            self.free.push(Reverse(page));
+        }
     }
 
     fn seal(&mut self, page: u32, key: BlockKey, depth: u32) {
         // Two sequences may compute the same block side by side: the first one is kept for reuse,
         // the other stays its holder's own and is free when dropped.
-        if let std::collections::hash_map::Entry::Vacant(entry) = self.by_key.entry(key) {
-            entry.insert(page);
-            self.pages[page as usize].sealed = Some(Sealed { key, depth });
+        match self.by_key.get(&key) {
+            None => {
+                self.by_key.insert(key, page);
+                self.pages[page as usize].sealed = Some(Sealed { key, depth });
+            }
+            Some(&first) if first != page => self.forget(page),
+            Some(_) => {}
         }
     }
 
@@ -210,13 +296,22 @@ impl Inner {
         if state.holders > 0 {
             return;
         }
-        if state.sealed.is_some() {
+        if state.sealed.is_some() || state.noted.is_some() {
             (state.used_at, state.passed) = (used_at, passed);
             let rank = self.rank(page);
             self.cached.insert(rank);
         } else {
             self.free.push(Reverse(page));
         }
+    }
+}
+
+impl PageState {
+    /// Index of its block in its chain.
+    fn depth(&self) -> u32 {
+        let sealed = self.sealed.map(|sealed| sealed.depth);
+        let noted = self.noted.as_ref().map(|noted| noted.depth);
+        sealed.or(noted).unwrap_or(0)
     }
 }
 
@@ -230,6 +325,12 @@ impl PageRef {
     /// `depth` has this key.
     pub fn seal(&self, key: BlockKey, depth: u32) {
         self.pool.inner.borrow_mut().seal(self.page, key, depth);
+    }
+
+    /// `tokens` stand in the page, its first rows, behind the block `parent`; block `depth` of its chain.
+    pub fn note(&self, parent: BlockKey, depth: u32, tokens: &[u32]) {
+        let mut inner = self.pool.inner.borrow_mut();
+        inner.note(self.page, parent, depth, tokens);
     }
 
     /// Gives the share back as one that is hardly wanted again: a window has passed the page. Cached, it
@@ -280,6 +381,60 @@ mod tests {
                 all: 3
             }
         );
+    }
+
+    #[test]
+    fn a_page_that_was_begun_is_found_by_its_beginning() {
+        let pool = PagePool::new(3);
+        let [parent, key] = keys(1, 2)[..] else {
+            unreachable!()
+        };
+        let begun = |wanted: &[u32]| pool.lookup_beginning(parent, wanted);
+        let same = |wanted| begun(wanted).map(|(page, same)| (page.page(), same));
+        let first = pool.allocate().unwrap();
+        first.note(parent, 1, &[1, 2]);
+        first.note(parent, 1, &[1, 2, 3]);
+        assert_eq!(same(&[1, 2, 3, 4]), Some((0, 3)));
+        assert_eq!(same(&[1, 2, 9]), Some((0, 2)));
+        assert_eq!(same(&[2]), None);
+        assert!(pool.lookup_beginning(key, &[1]).is_none());
+        drop(first);
+        assert_eq!((pool.usage().cached, same(&[1])), (1, Some((0, 1))));
+
+        // The latest counts; what nobody finds any more is free.
+        let second = pool.allocate().unwrap();
+        second.note(parent, 1, &[7, 8]);
+        assert_eq!((pool.usage().cached, pool.usage().free), (0, 2));
+        assert_eq!((same(&[1]), same(&[7])), (None, Some((1, 1))));
+
+        // A full one is found by either name, and by none once it is given up.
+        second.seal(key, 1);
+        drop(second);
+        assert_eq!(pool.lookup(&[key])[0].page(), 1);
+        let third = pool.allocate().unwrap();
+        third.note(parent, 1, &[7, 8]);
+        assert_eq!(pool.lookup(&[key]).len(), 1, "its key still names it");
+        let all: Vec<_> = (0..2).map(|_| pool.allocate().unwrap()).collect();
+        assert_eq!((all.len(), pool.lookup(&[key]).len()), (2, 0));
+        drop((third, all));
+        assert_eq!((pool.usage().cached, pool.usage().free), (1, 2));
+        drop((0..3).map(|_| pool.allocate()).collect::<Vec<_>>());
+        assert_eq!((same(&[7]), pool.usage().free), (None, 3));
+    }
+
+    #[test]
+    fn of_two_that_compute_a_block_side_by_side_one_stays() {
+        let pool = PagePool::new(2);
+        let [parent, key] = keys(1, 2)[..] else {
+            unreachable!()
+        };
+        let pages: Vec<_> = (0..2).map(|_| pool.allocate().unwrap()).collect();
+        for page in &pages {
+            page.note(parent, 1, &[1; 64]);
+            page.seal(key, 1);
+        }
+        drop(pages);
+        assert_eq!((pool.usage().cached, pool.usage().free), (1, 1));
     }
 
     #[test]

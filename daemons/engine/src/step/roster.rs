@@ -95,19 +95,27 @@ impl Roster {
         (before.0 - self.waiting.len(), before.1 - self.running.len())
     }
 
-    /// Starts waiting sequences while slots and pages last; how many.
-    pub fn admit(&mut self, outbox: &mut Outbox) -> usize {
+    /// Starts waiting sequences while slots and pages last; how many. `copy` makes a new page of a group
+    /// usable, the third, with the content of another, the second.
+    pub fn admit<E>(
+        &mut self,
+        outbox: &mut Outbox,
+        mut copy: impl FnMut(usize, u32, u32) -> Result<(), E>,
+    ) -> usize {
         let before = self.running.len();
         while self.running.len() < self.limits.sequences_max && !self.waiting.is_empty() {
             let Some((index, prefix)) = self.choose_next() else {
                 break;
             };
             let mut sequence = self.waiting.remove(index);
-            let (tables, computed) = BlockTables::with_prefix(
+            let (mut tables, blocks) = BlockTables::with_prefix(
                 &self.pools,
                 sequence.new.blocks.keys,
                 &sequence.chain[..prefix],
             );
+            // At least one token is left: the logits after it are wanted.
+            let wanted = &sequence.tokens[blocks..sequence.tokens.len() - 1];
+            let computed = blocks + tables.begin_as(&self.pools, wanted, &mut copy);
             if sequence.tokens_cached.is_none() {
                 sequence.tokens_cached = Some(computed);
                 self.metrics.prompt_tokens_cached.inc_by(computed as u64);

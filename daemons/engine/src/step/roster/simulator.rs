@@ -198,7 +198,13 @@ impl World {
             }
         }
         self.roster.drop_cancelled(&mut self.outbox);
-        self.starts += self.roster.admit(&mut self.outbox);
+        let rows = &mut self.rows;
+        let copy = |group, from, to| -> Result<(), Infallible> {
+            let content = rows[&(group, from)];
+            rows.insert((group, to), content);
+            Ok(())
+        };
+        self.starts += self.roster.admit(&mut self.outbox, copy);
         let worked = self.step();
         self.outbox.flush();
         for client in self.clients.values_mut() {
