@@ -316,7 +316,8 @@ fn metrics_have_both_families_of_names() {
     let text = metrics.text();
     for family in [
         "vitriol_demiurge_",
-        "vitriol_engine_",
+        "vitriol_engine_steps_total",
+        "vitriol_engine_kernels_info{isa=\"",
         "llamacpp:prompt_tokens_total",
         "llamacpp:tokens_predicted_total",
     ] {

@@ -1,9 +1,12 @@
 //! What the engine counts. Names come out as `vitriol_engine_<name>`.
 
 use crate::kv::PoolUse;
-use prometheus_client::metrics::{counter::Counter, gauge::Gauge, histogram::Histogram};
+use prometheus_client::metrics::{
+    counter::Counter, gauge::Gauge, histogram::Histogram, info::Info,
+};
 use std::{sync::atomic::AtomicU64, time::Duration};
 use vitriol_chassis::Registry;
+use vitriol_kernels_cpu::Isa;
 
 /// Handles to the engine's metrics; clones share them.
 #[derive(Clone, Debug)]
@@ -60,6 +63,12 @@ impl Default for EngineMetrics {
 }
 
 impl EngineMetrics {
+    /// What computes, known once the model is loaded.
+    pub fn register_kernels(to: &mut Registry, isa: Isa, threads: usize) {
+        let labels = vec![("isa", isa.to_string()), ("threads", threads.to_string())];
+        to.register("kernels", "What computes", Info::new(labels));
+    }
+
     pub fn register(&self, to: &mut Registry) {
         to.register("steps", "Steps computed", self.steps.clone());
         to.register("step_seconds", "Time of a step", self.step_seconds.clone());

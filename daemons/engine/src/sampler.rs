@@ -106,13 +106,23 @@ impl Sampler {
 
 /// Id of the largest logit; the lowest id among equals.
 fn argmax(logits: &[f32]) -> u32 {
-    let mut best = (0u32, f32::NEG_INFINITY);
-    for (id, &logit) in logits.iter().enumerate() {
-        if logit > best.1 {
-            best = (id as u32, logit);
+    // Two passes that become vector loops: one that remembers where it was does not.
+    const LANES: usize = 16;
+    const SPAN: usize = 256;
+    let larger = |a: f32, b: f32| if b > a { b } else { a };
+    let (vectors, rest) = logits.as_chunks::<LANES>();
+    let mut lanes = [f32::NEG_INFINITY; LANES];
+    for vector in vectors {
+        for (lane, &logit) in lanes.iter_mut().zip(vector) {
+            *lane = larger(*lane, logit);
         }
     }
-    best.0
+    let most = lanes.iter().chain(rest).copied();
+    let most = most.fold(f32::NEG_INFINITY, larger);
+    let has = |span: &[f32]| span.iter().fold(false, |has, &logit| has | (logit == most));
+    let span = logits.chunks(SPAN).position(has).unwrap_or(0) * SPAN;
+    let at = logits.iter().skip(span).position(|&logit| logit == most);
+    (span + at.unwrap_or(0)) as u32
 }
 
 fn more_likely_first(a: &(u32, f32), b: &(u32, f32)) -> Ordering {

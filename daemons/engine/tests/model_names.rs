@@ -39,6 +39,18 @@ fn commands_take_names_of_the_catalog_and_home() {
             &["check", name][..],
             &["run", name, "hello", "--max-tokens", "1"],
             &[
+                "bench",
+                name,
+                "--rows",
+                "tg0",
+                "--tokens",
+                "2",
+                "--repeat",
+                "1",
+                "--retries",
+                "0",
+            ],
+            &[
                 "perplexity",
                 name,
                 text.to_str().unwrap(),

@@ -14,12 +14,12 @@ use std::{ffi::OsString, io::Write, path::PathBuf, time::Instant};
 use vitriol_chassis::{Environment, Exit, Failure, OrExit, init_trace};
 use vitriol_kernels_core::KvCodec;
 use vitriol_measure::write_whole;
-use vitriol_profile::LogFormat;
+use vitriol_profile::{LogFormat, ModelReference};
 
 /// Measures this engine, alone or in turn with another one. docs/BENCHMARKS.md says what each row means.
 #[derive(Debug, clap::Args)]
 pub struct BenchArgs {
-    /// Model files (GGUF).
+    /// Model files (GGUF), or names of `vitriol model list`.
     #[arg(required = true)]
     models: Vec<PathBuf>,
     /// Compute threads, each number a run of its own; 0 = one for each usable core.
@@ -107,14 +107,17 @@ pub struct WorkerArgs {
 /// Measures what was asked; progress to standard error, tables to standard output or files.
 pub fn run(args: &BenchArgs, environment: &Environment) -> Result<(), Failure> {
     init_trace(LogFormat::Text, environment)?;
-    let setups = args.setups().or_exit(Exit::Usage)?;
-    let plan = args.plan().or_exit(Exit::Usage)?;
+    let mut models = Vec::new();
     for model in &args.models {
+        let file = environment.model_file(ModelReference::argument(model))?;
         // Before minutes of measuring the others.
-        std::fs::File::open(model)
-            .with_context(|| format!("model file {}", model.display()))
+        std::fs::File::open(&file)
+            .with_context(|| format!("model file {}", file.display()))
             .or_exit(Exit::Config)?;
+        models.push(file);
     }
+    let setups = args.setups(&models).or_exit(Exit::Usage)?;
+    let plan = args.plan().or_exit(Exit::Usage)?;
     measure_all(args, &setups, &plan).or_exit(Exit::Internal)
 }
 
@@ -151,7 +154,7 @@ fn measure_all(args: &BenchArgs, setups: &[Setup], plan: &Plan) -> anyhow::Resul
 
 impl BenchArgs {
     /// Every model with every number of threads and every encoding.
-    fn setups(&self) -> anyhow::Result<Vec<Setup>> {
+    fn setups(&self, models: &[PathBuf]) -> anyhow::Result<Vec<Setup>> {
         let values = match self.kv_values.is_empty() {
             true => &self.kv_keys,
             false => &self.kv_values,
@@ -164,7 +167,7 @@ impl BenchArgs {
             );
         }
         let mut setups = Vec::new();
-        for model in &self.models {
+        for model in models {
             for &threads in &self.threads {
                 for (&keys, &values) in self.kv_keys.iter().zip(values) {
                     setups.push(Setup {

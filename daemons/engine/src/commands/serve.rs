@@ -244,14 +244,19 @@ fn bring_up(config: Config, daemon: &Daemon) -> Result<Serving, Failure> {
     };
     let engine = start(loaded, limits, metrics, daemon.heartbeat.clone())
         .map_err(|error| failure(&error))?;
+    let device = &engine.model.device;
+    let (isa, threads) = (device.isa(), device.threads());
+    daemon
+        .board
+        .register(|registry| EngineMetrics::register_kernels(registry, isa, threads));
     // `start` has computed a token: the one proof that the engine can do its job.
     tracing::info!(
         message_id = event::MODEL_LOADED,
         model = %config.model.display(),
         took_ms = began.elapsed().as_millis() as u64,
         weights_bytes,
-        isa = %engine.model.device.isa(),
-        threads = engine.model.device.threads(),
+        %isa,
+        threads,
         context_tokens = engine.limits.context_tokens,
         "the model is loaded and has computed a first token"
     );
