@@ -136,7 +136,7 @@ section! {
         step_tokens_max: u32 = 512, "tokens", 1..=65536;
         /// Longest that a running answer waits for its next token while others' prompts are computed, as
         /// far as the engine can tell beforehand; prompts get what is left of it in each step.
-        decode_stall_ms_max: u32 = 80, "ms", 1..=60000;
+        decode_stall_ms_max: u32 = 60, "ms", 1..=60000;
         /// Longest step of a prompt that has the engine to itself, but for the 64 tokens that it may always
         /// have: a request that comes waits for its end.
         admission_ms_max: u32 = 120, "ms", 1..=60000;
