@@ -269,7 +269,7 @@ def a_slow_load_says_how_far_it_is_and_is_waited_for(rig):
 
     def started():
         state, status = rig.show(ENGINE, "ActiveState"), rig.show(ENGINE, "StatusText")
-        if state == "activating" and status.startswith("loading weights: "):
+        if state == "activating" and status.startswith(("loading weights: ", "repacking weights: ")):
             seen.add(status)
         return state == "active" and seen
 
@@ -472,7 +472,8 @@ def uninstall_leaves_settings_and_state(rig):
         rig.must("test", "-s", kept)
     check(".gguf" in rig.must("ls", "/var/lib/vitriol/models"), "the model is gone")
     rig.must(f"{BUILT}/vitriol", "uninstall", "--purge")
-    check(rig.run("test", "-e", "/var/lib/vitriol").returncode != 0, "--purge left the state")
+    for purged in ("/var/lib/vitriol", "/var/cache/vitriol"):
+        check(rig.run("test", "-e", purged).returncode != 0, f"--purge left {purged}")
 
 
 def the_machine_powers_off_in_order(rig):

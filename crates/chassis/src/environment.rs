@@ -12,6 +12,8 @@ use crate::{Exit, Failure, Inherited};
 pub struct Environment {
     /// HOME and the XDG base directories.
     pub base_dirs: BaseDirs,
+    /// `$CACHE_DIRECTORY`: the directory that systemd made for what this service keeps (`CacheDirectory=`).
+    pub cache_directory: Option<PathBuf>,
     /// `$NOTIFY_SOCKET`: where systemd wants to hear of readiness.
     pub notify_socket: Option<OsString>,
     /// `$WATCHDOG_USEC`, when it is meant for this process.
@@ -60,6 +62,7 @@ impl Environment {
                 config: path("XDG_CONFIG_HOME"),
                 data: path("XDG_DATA_HOME"),
             },
+            cache_directory: path("CACHE_DIRECTORY").filter(|path| path.is_absolute()),
             notify_socket: value("NOTIFY_SOCKET"),
             watchdog: watchdog_us.filter(|&us| us > 0).map(Duration::from_micros),
             supervised: text(SUPERVISED.0).is_some_and(|value| value == SUPERVISED.1),
@@ -83,6 +86,14 @@ impl Environment {
         }
     }
 
+    /// Where the panels of models' weights are kept. Errors: no variable says where.
+    pub fn panels_dir(&self) -> Result<PathBuf, DirsError> {
+        match &self.cache_directory {
+            Some(own) => Ok(own.join("panels")),
+            None => Ok(self.dirs()?.panels()),
+        }
+    }
+
     /// The directories of this user's house on the default address.
     pub fn dirs(&self) -> Result<HouseDirs, DirsError> {
         HouseDirs::resolve(&self.base_dirs)
@@ -101,6 +112,18 @@ fn is_stderr(stream: &str) -> bool {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_service_keeps_panels_in_its_own_cache() {
+        let mut environment = Environment::default();
+        assert!(environment.panels_dir().is_err());
+        environment.base_dirs.home = Some("/home/u".into());
+        let of_user = environment.panels_dir().unwrap();
+        assert_eq!(of_user.to_str(), Some("/home/u/.cache/vitriol/panels"));
+        environment.cache_directory = Some("/var/cache/vitriol".into());
+        let of_service = environment.panels_dir().unwrap();
+        assert_eq!(of_service.to_str(), Some("/var/cache/vitriol/panels"));
+    }
 
     #[test]
     fn the_journal_is_known_by_device_and_inode() {

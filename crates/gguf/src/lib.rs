@@ -34,3 +34,4 @@ pub use metadata::{FromValue, Metadata};
 pub use part::Part;
 pub use split::model_name;
 pub use value::{Array, Value, ValueType};
+pub use vitriol_shm::FileIdentity;

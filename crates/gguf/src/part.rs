@@ -8,7 +8,7 @@ use std::{
     fmt,
     path::{Path, PathBuf},
 };
-use vitriol_shm::MappedFile;
+use vitriol_shm::{FileIdentity, MappedFile};
 
 /// One file of a model, checked by itself. Most models are a single part.
 pub struct Part {
@@ -48,6 +48,20 @@ impl Part {
 
     pub fn path(&self) -> &Path {
         &self.path
+    }
+
+    /// The file that is mapped, as it was when it was opened; `None` where the bytes were given.
+    pub fn identity(&self) -> Option<FileIdentity> {
+        match &self.content {
+            Content::Mapped(file) => Some(file.identity()),
+            Content::Owned(_) => None,
+        }
+    }
+
+    /// Whether the file at the part's path is still the one that is mapped, in the same state.
+    pub fn is_unchanged(&self) -> bool {
+        let now = MappedFile::open(&self.path).map(|file| file.identity());
+        now.ok() == self.identity()
     }
 
     /// The whole file.

@@ -57,7 +57,7 @@ pub struct HouseDirs {
     pub runtime: PathBuf,
     /// Decisions and logs.
     pub state: PathBuf,
-    /// Models; the same for every house of the user.
+    /// Models and their panels; the same for every house of the user.
     pub cache: PathBuf,
 }
 
@@ -153,6 +153,11 @@ impl HouseDirs {
     /// Where fetched models lie.
     pub fn models(&self) -> PathBuf {
         self.cache.join("models")
+    }
+
+    /// Where engines keep weights as their kernels read them.
+    pub fn panels(&self) -> PathBuf {
+        self.cache.join("panels")
     }
 
     /// Where a model lies.

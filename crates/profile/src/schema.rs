@@ -8,7 +8,7 @@ use vitriol_units::Bytes;
 
 use crate::{
     ValueError,
-    setting::{Isa, LogFormat, Raw, Setting, Share},
+    setting::{Isa, LogFormat, Raw, Repack, Setting, Share},
 };
 
 /// What the field reference knows of a setting.
@@ -119,6 +119,9 @@ section! {
         threads: u32 = 0, "threads", 0..=1024;
         /// Instruction set of the kernels; `auto` = the best this CPU has.
         isa: Isa = Isa::Auto, "";
+        /// Weights are repacked for the kernels: `file` = once, and kept in the cache directory (about the bytes
+        /// of the model there); `ram` = at every start.
+        repack: Repack = Repack::File, "";
         /// Context window of a request; 0 = what the model was trained for.
         context_tokens: u32 = 0, "tokens";
         /// Most memory for the KV pages of all sequences together.

@@ -292,6 +292,16 @@ choice_setting! {
     }
 }
 
+choice_setting! {
+    /// Where the engine has the panels from that its kernels read weights in.
+    Repack {
+        /// Made in memory at every start.
+        Ram = "ram",
+        /// Made at the first start and kept in a file.
+        File = "file",
+    }
+}
+
 /// How the engine encodes keys or values in its KV pages.
 impl Setting for KvCodec {
     const TYPE: &'static str = "one of f32 f16 q8_0 q4_0";

@@ -11,7 +11,7 @@
 mod mapped_file;
 mod reservation;
 
-pub use mapped_file::{MapError, MappedFile};
+pub use mapped_file::{FileIdentity, MapError, MappedFile};
 pub use reservation::{Reservation, ReservationError};
 
 /// Size to which commits are rounded: one huge page of x86-64 and aarch64 with 4 KiB granules.

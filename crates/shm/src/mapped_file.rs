@@ -29,6 +29,32 @@ pub enum MapError {
     },
 }
 
+/// Which file it is and what state it was in: two that are equal hold the same bytes, unless somebody
+/// wrote to the file within a tick of the file system's clock, or set the machine's back.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct FileIdentity {
+    pub device: u64,
+    pub inode: u64,
+    pub bytes: u64,
+    /// Last change of the content, ns since 1970; anybody who may write to the file can set it.
+    pub modified_ns: i128,
+    /// Last change of anything, ns since 1970; the kernel sets it.
+    pub changed_ns: i128,
+}
+
+impl FileIdentity {
+    fn of(stat: &fs::Stat) -> Self {
+        let ns = |s: i128, ns: i128| s * 1_000_000_000 + ns;
+        Self {
+            device: stat.st_dev,
+            inode: stat.st_ino,
+            bytes: u64::try_from(stat.st_size).unwrap_or(0),
+            modified_ns: ns(stat.st_mtime.into(), stat.st_mtime_nsec.into()),
+            changed_ns: ns(stat.st_ctime.into(), stat.st_ctime_nsec.into()),
+        }
+    }
+}
+
 /// A whole regular file, mapped read-only and private.
 ///
 /// The file must not be truncated while it is mapped (reads past its new end would raise SIGBUS):
@@ -36,6 +62,7 @@ pub enum MapError {
 #[derive(Debug)]
 pub struct MappedFile {
     path: PathBuf,
+    identity: FileIdentity,
     start: NonNull<c_void>,
     len: usize,
 }
@@ -90,6 +117,7 @@ impl MappedFile {
         let start = NonNull::new(start).ok_or_else(|| map_error(Errno::NOMEM))?;
         Ok(Self {
             path: path.into(),
+            identity: FileIdentity::of(&stat),
             start,
             len,
         })
@@ -97,6 +125,11 @@ impl MappedFile {
 
     pub fn path(&self) -> &Path {
         &self.path
+    }
+
+    /// Of the file that is mapped, as it was when it was opened.
+    pub fn identity(&self) -> FileIdentity {
+        self.identity
     }
 
     /// The file's bytes.
@@ -143,6 +176,35 @@ mod tests {
         assert_eq!(mapped.bytes(), b"GGUF and more");
         mapped.advise_dont_need();
         assert_eq!(mapped.bytes(), b"GGUF and more");
+    }
+
+    #[test]
+    fn a_file_that_is_replaced_or_written_has_another_identity() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("model.gguf");
+        let identity = || MappedFile::open(&path).unwrap().identity();
+        std::fs::write(&path, b"first").unwrap();
+        let first = MappedFile::open(&path).unwrap();
+        assert_eq!((first.identity(), first.identity().bytes), (identity(), 5));
+
+        // The same bytes and times, another file.
+        let times = std::fs::metadata(&path).unwrap().modified().unwrap();
+        let next = dir.path().join("next.gguf");
+        std::fs::write(&next, b"other").unwrap();
+        let file = std::fs::File::options().write(true).open(&next).unwrap();
+        file.set_modified(times).unwrap();
+        std::fs::rename(&next, &path).unwrap();
+        let second = identity();
+        assert_ne!(second.inode, first.identity().inode);
+        assert_eq!(second.modified_ns, first.identity().modified_ns);
+        // What is mapped is still the first.
+        assert_eq!(first.bytes(), b"first");
+
+        file.set_modified(times + std::time::Duration::from_nanos(1_000_000_000))
+            .unwrap();
+        let third = identity();
+        assert_eq!(third.inode, second.inode);
+        assert_ne!(third.modified_ns, second.modified_ns);
     }
 
     #[test]

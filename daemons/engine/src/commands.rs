@@ -6,8 +6,9 @@ pub mod perplexity;
 pub mod run;
 pub mod serve;
 
-use crate::kv::KvCodecs;
+use crate::{kv::KvCodecs, load::Repack};
 use clap::{Parser, Subcommand};
+use vitriol_chassis::Failure;
 use vitriol_kernels_core::KvCodec;
 use vitriol_profile::ModelReference;
 
@@ -42,13 +43,26 @@ fn load_model(
     model: &std::path::Path,
     asked_threads: u32,
     context_tokens: usize,
+    asked_repack: vitriol_profile::Repack,
     environment: &vitriol_chassis::Environment,
 ) -> anyhow::Result<crate::load::Loaded> {
     let isa = vitriol_kernels_cpu::Isa::parse(environment.isa.as_deref().unwrap_or("auto"))?;
     let context = |_: &_, _: &_| context_tokens;
     let file = environment.model_file(ModelReference::argument(model))?;
-    let loaded = crate::load::load(&file, threads(asked_threads), isa, context, &mut |_| {})?;
+    let (threads, repack) = (threads(asked_threads), repack(asked_repack, environment)?);
+    let loaded = crate::load::load(&file, threads, isa, &repack, context, &mut |_| {})?;
     Ok(loaded)
+}
+
+/// Where panels come from. Errors: there is no directory to keep them in.
+fn repack(
+    asked: vitriol_profile::Repack,
+    environment: &vitriol_chassis::Environment,
+) -> Result<Repack, Failure> {
+    match asked {
+        vitriol_profile::Repack::Ram => Ok(Repack::Ram),
+        vitriol_profile::Repack::File => Ok(Repack::File(environment.panels_dir()?)),
+    }
 }
 
 /// Threads to compute with: `asked`, or one for each usable core.
@@ -85,7 +99,7 @@ fn kv_codec(name: &str) -> Result<KvCodec, String> {
 }
 
 /// An error and its causes in one line.
-fn with_causes(error: &dyn std::error::Error) -> String {
+pub(crate) fn with_causes(error: &dyn std::error::Error) -> String {
     let causes = std::iter::successors(error.source(), |cause| cause.source());
     causes.fold(error.to_string(), |line, cause| format!("{line}: {cause}"))
 }

@@ -14,6 +14,7 @@ pub mod kv;
 pub mod load;
 pub mod metrics;
 pub mod model;
+pub mod panels;
 pub mod request;
 pub mod sampler;
 pub mod scheduler;

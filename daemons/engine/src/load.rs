@@ -1,10 +1,12 @@
 //! From a model file and settings to a running engine.
 
 use crate::{
+    commands::with_causes,
     engine::{Engine, EngineError, EngineLimits, Language},
     generate::GenerationRequest,
     metrics::EngineMetrics,
-    model::{Hyperparameters, KvGroup, LoadProgress, Model, ModelError},
+    model::{Hyperparameters, KvGroup, LoadPhase, LoadProgress, Model, ModelError},
+    panels::{CacheError, ModelDigest, PanelCache},
     sampler::{NotFinite, Sampling},
     sequence::EndReason,
     template::{ChatTemplate, TemplateError},
@@ -12,6 +14,7 @@ use crate::{
 use std::{
     path::{Path, PathBuf},
     sync::Arc,
+    time::SystemTime,
 };
 use vitriol_chassis::Heartbeat;
 use vitriol_gguf::{Gguf, GgufError};
@@ -48,18 +51,28 @@ pub struct Loaded {
     pub chat_template: String,
 }
 
+/// Where the panels of a model's weights come from.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Repack {
+    /// From the model file, at every load.
+    Ram,
+    /// From a file in this directory, which the first load makes.
+    File(PathBuf),
+}
+
 /// Opens `file` and reads its weights for `threads` threads and `isa` (`None`: the best there is), for the
 /// context that `context_tokens` chooses; 0 stands for the one the model was trained for.
 pub fn load(
     file: &Path,
     threads: usize,
     isa: Option<Isa>,
-    context_tokens: impl FnOnce(&Hyperparameters, &[KvGroup]) -> usize,
+    repack: &Repack,
+    context_tokens: impl Fn(&Hyperparameters, &[KvGroup]) -> usize,
     progress: &mut dyn FnMut(LoadProgress),
 ) -> Result<Loaded, LoadError> {
     let gguf = Gguf::open(file)?;
     // On a starved machine what comes before the weights takes its time too.
-    progress(LoadProgress::begun(&gguf));
+    progress(LoadProgress::begun(&gguf, LoadPhase::Load));
     let device = Arc::new(Cpu::new(threads, isa)?);
     device.check_known_answers()?;
     let language = read_language(&gguf)?;
@@ -68,14 +81,117 @@ pub fn load(
         .get_str("tokenizer.chat_template")?
         .unwrap_or_default()
         .to_owned();
-    let model = Arc::new(Model::load(&gguf, device, context_tokens, progress)?);
+    let model = match repack {
+        Repack::Ram => Model::load(&gguf, device, context_tokens, progress)?,
+        Repack::File(directory) => load_kept(&gguf, device, directory, &context_tokens, progress)?,
+    };
     Ok(Loaded {
         file: file.to_owned(),
-        model,
+        model: Arc::new(model),
         language,
         file_bytes: gguf.file_bytes(),
         chat_template,
     })
+}
+
+/// Loads a model with the panels kept in `directory`, which are made there if need be. Where that cannot
+/// be, it is loaded as with [`Repack::Ram`], with a warning. Errors: the model's alone.
+pub fn load_kept(
+    gguf: &Gguf,
+    device: Arc<Cpu>,
+    directory: &Path,
+    context_tokens: &dyn Fn(&Hyperparameters, &[KvGroup]) -> usize,
+    progress: &mut dyn FnMut(LoadProgress),
+) -> Result<Model, ModelError> {
+    let attempt = KeptLoad {
+        gguf,
+        device: Arc::clone(&device),
+        directory,
+        context_tokens,
+    };
+    match attempt.run(progress) {
+        Ok(model) => Ok(model),
+        Err(NotKept::Model(error)) => Err(error),
+        Err(NotKept::Cache(error)) => {
+            tracing::warn!(
+                error = with_causes(&error),
+                "panels cannot be kept: weights are repacked at every start until {} can be written \
+                 and has room for them; engine.NAME.repack = \"ram\" asks for nothing else",
+                directory.display()
+            );
+            Model::load(gguf, device, context_tokens, progress)
+        }
+    }
+}
+
+struct KeptLoad<'a> {
+    gguf: &'a Gguf,
+    device: Arc<Cpu>,
+    directory: &'a Path,
+    context_tokens: &'a dyn Fn(&Hyperparameters, &[KvGroup]) -> usize,
+}
+
+/// Why a model was not loaded with kept panels.
+enum NotKept {
+    /// It cannot be loaded at all.
+    Model(ModelError),
+    /// Its panels cannot be kept.
+    Cache(CacheError),
+}
+
+impl From<CacheError> for NotKept {
+    fn from(error: CacheError) -> Self {
+        Self::Cache(error)
+    }
+}
+
+impl From<ModelError> for NotKept {
+    fn from(error: ModelError) -> Self {
+        match error {
+            ModelError::Panels(error) => Self::Cache(error.into()),
+            error => Self::Model(error),
+        }
+    }
+}
+
+impl KeptLoad<'_> {
+    fn run(&self, progress: &mut dyn FnMut(LoadProgress)) -> Result<Model, NotKept> {
+        let cache = PanelCache::open(self.directory, self.device.threads())?;
+        let begun = LoadProgress::begun(self.gguf, LoadPhase::Digest);
+        let digest = cache.digest(self.gguf, SystemTime::now(), &mut || progress(begun))?;
+        match self.read(&cache, digest, progress) {
+            Ok(Some(model)) => return Ok(model),
+            Ok(None) => {}
+            Err(NotKept::Model(error)) => return Err(NotKept::Model(error)),
+            Err(NotKept::Cache(error)) => {
+                tracing::warn!(error = with_causes(&error), "kept panels are made anew");
+            }
+        }
+        cache.keep(digest, self.gguf.file_bytes(), |panels| {
+            Model::write_panels(self.gguf, Arc::clone(&self.device), panels, progress)?;
+            PanelCache::check_unchanged(self.gguf).map_err(NotKept::Cache)
+        })?;
+        let lost = || CacheError::Lost {
+            path: self.directory.to_owned(),
+        };
+        let model = self.read(&cache, digest, progress)?;
+        model.ok_or_else(|| NotKept::Cache(lost()))
+    }
+
+    fn read(
+        &self,
+        cache: &PanelCache,
+        digest: ModelDigest,
+        progress: &mut dyn FnMut(LoadProgress),
+    ) -> Result<Option<Model>, NotKept> {
+        let panels = cache.find(digest).map_err(CacheError::from)?;
+        let Some(panels) = panels else {
+            return Ok(None);
+        };
+        let device = Arc::clone(&self.device);
+        let model = Model::load_panels(self.gguf, device, self.context_tokens, &panels, progress)?;
+        Ok(Some(model))
+    }
 }
 
 /// Tokenizer and template; `None`, with a warning, for a kind of tokenizer not supported yet.
@@ -123,3 +239,6 @@ pub fn start(
         (_, reason) => Err(LoadError::SelfTest(format!("{reason:?}"))),
     }
 }
+
+#[cfg(test)]
+mod tests;

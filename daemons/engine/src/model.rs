@@ -24,14 +24,17 @@ pub use kv_group::{KvGroup, KvLayer, group_layers};
 pub use layer_inputs::{LayerInputRows, LayerInputs};
 pub use mla::Latent;
 pub use tap::Tap;
-pub use weights::{LoadProgress, Totals};
+pub use weights::{LoadPhase, LoadProgress, Totals};
 pub use work::Work;
 
-use crate::kv::{KvCodecs, PAGE_TOKENS};
+use crate::{
+    kv::{KvCodecs, PAGE_TOKENS},
+    panels::{PanelFile, PanelFileError, PanelWriter},
+};
 use std::{path::PathBuf, sync::Arc};
 use vitriol_gguf::{Gguf, GgufError};
 use vitriol_kernels_cpu::{Cpu, PackError, PanelMatrix, RopeTable};
-use weights::TensorSource;
+use weights::{Panels, TensorSource};
 
 /// Why a file cannot be run.
 #[derive(Debug, thiserror::Error)]
@@ -76,6 +79,8 @@ pub enum ModelError {
         tensor: String,
         source: PackError,
     },
+    #[error(transparent)]
+    Panels(#[from] PanelFileError),
     #[error("{}: {count} tensors are not used by the architecture, the first is {first}", file.display())]
     UnusedTensors {
         file: PathBuf,
@@ -136,10 +141,37 @@ impl Model {
         context_tokens: impl FnOnce(&Hyperparameters, &[KvGroup]) -> usize,
         progress: &mut dyn FnMut(LoadProgress),
     ) -> Result<Self, ModelError> {
-        let source = TensorSource::new(gguf, progress);
+        let source = TensorSource::new(gguf, Panels::Made, progress);
         let model = Self::read(gguf, device, context_tokens, source)?;
         gguf.advise_dont_need();
         Ok(model)
+    }
+
+    /// As [`load`](Self::load), with panels that were made before; nothing is repacked.
+    pub fn load_panels(
+        gguf: &Gguf,
+        device: Arc<Cpu>,
+        context_tokens: impl FnOnce(&Hyperparameters, &[KvGroup]) -> usize,
+        panels: &PanelFile,
+        progress: &mut dyn FnMut(LoadProgress),
+    ) -> Result<Self, ModelError> {
+        let source = TensorSource::new(gguf, Panels::Read(panels), progress);
+        let model = Self::read(gguf, device, context_tokens, source)?;
+        gguf.advise_dont_need();
+        Ok(model)
+    }
+
+    /// Repacks all weights of `gguf` into `panels`, a matrix at a time.
+    pub fn write_panels(
+        gguf: &Gguf,
+        device: Arc<Cpu>,
+        panels: &mut PanelWriter,
+        progress: &mut dyn FnMut(LoadProgress),
+    ) -> Result<(), ModelError> {
+        let source = TensorSource::new(gguf, Panels::Written(panels), progress);
+        Self::read(gguf, device, |_, _| 0, source)?;
+        gguf.advise_dont_need();
+        Ok(())
     }
 
     /// Whether [`load`](Self::load) would take `gguf`, and what it would make of it: all
@@ -150,7 +182,7 @@ impl Model {
         context_tokens: usize,
     ) -> Result<ModelCheck, ModelError> {
         let mut silent = |_| {};
-        let source = TensorSource::to_check(gguf, &mut silent);
+        let source = TensorSource::new(gguf, Panels::OfFirstBlock, &mut silent);
         let model = Self::read(gguf, device, |_, _| context_tokens, source)?;
         Ok(ModelCheck {
             hyper: model.hyper,

@@ -13,7 +13,7 @@ use vitriol_engine::{
         worker::{Needs, Worker},
     },
     kv::KvCodecs,
-    load::load,
+    load::{Repack, load},
 };
 use vitriol_testkit::places::zoo_model;
 
@@ -22,13 +22,8 @@ const ENGINE: &str = env!("CARGO_BIN_EXE_vitriol-engine");
 fn worker(model: &str, context_tokens: impl FnOnce(usize) -> usize) -> Worker {
     let began = Instant::now();
     let file = zoo_model(model).unwrap();
-    let mut trained = 0;
-    let context = |hyper: &vitriol_engine::model::Hyperparameters, _: &_| {
-        trained = hyper.context_tokens_trained;
-        0
-    };
-    let loaded = load(&file, 2, None, context, &mut |_| {}).unwrap();
-    let context_tokens = context_tokens(trained);
+    let loaded = load(&file, 2, None, &Repack::Ram, |_, _| 0, &mut |_| {}).unwrap();
+    let context_tokens = context_tokens(loaded.model.hyper.context_tokens_trained);
     let needs = Needs {
         codecs: KvCodecs::F32,
         context_tokens,
@@ -108,6 +103,7 @@ fn bench(directory: &Path, arguments: &[&str]) -> (Option<i32>, String, String) 
         .arg("bench")
         .args(arguments)
         .current_dir(directory)
+        .env("XDG_CACHE_HOME", directory)
         .output()
         .unwrap();
     let text = |bytes: &[u8]| String::from_utf8_lossy(bytes).into_owned();

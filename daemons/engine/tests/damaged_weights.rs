@@ -12,7 +12,7 @@ use vitriol_engine::{
     engine::{Engine, EngineLimits},
     generate::GenerationRequest,
     kv::KvCodecs,
-    load::{LoadError, load, start},
+    load::{LoadError, Repack, load, start},
     metrics::EngineMetrics,
     sampler::Sampling,
     scheduler::StepBounds,
@@ -46,7 +46,7 @@ impl Damaged {
 }
 
 fn start_engine(file: &Path, metrics: EngineMetrics) -> Result<Engine, LoadError> {
-    let loaded = load(file, 1, None, |_, _| 0, &mut |_| {}).unwrap();
+    let loaded = load(file, 1, None, &Repack::Ram, |_, _| 0, &mut |_| {}).unwrap();
     let limits = EngineLimits {
         alias: "zoo".to_owned(),
         context_tokens: 0,

@@ -15,7 +15,7 @@ use vitriol_chassis::Heartbeat;
 use vitriol_engine::{
     engine::{Engine, EngineLimits},
     kv::KvCodecs,
-    load::{load, start},
+    load::{Repack, load, start},
     metrics::EngineMetrics,
     scheduler::StepBounds,
     session,
@@ -40,6 +40,7 @@ fn started() -> Arc<Engine> {
         &places::default_model().unwrap(),
         2,
         None,
+        &Repack::Ram,
         |_, _| 0,
         &mut |_| {},
     )
@@ -77,6 +78,7 @@ fn small_engine() -> Arc<Engine> {
         &places::zoo_model("llama.f32").unwrap(),
         1,
         None,
+        &Repack::Ram,
         |_, _| 0,
         &mut |_| {},
     )

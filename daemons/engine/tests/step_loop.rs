@@ -14,7 +14,7 @@ use vitriol_engine::{
     engine::{Engine, EngineLimits},
     generate::{Generation, GenerationRequest},
     kv::{KvCodecs, PAGE_TOKENS, PromptBlocks},
-    load::load,
+    load::{Repack, load},
     metrics::EngineMetrics,
     model::Model,
     sampler::Sampling,
@@ -49,7 +49,9 @@ fn model() -> Arc<Model> {
     static MODEL: OnceLock<Arc<Model>> = OnceLock::new();
     let model = MODEL.get_or_init(|| {
         let file = places::zoo_model("llama.f32").unwrap();
-        load(&file, 2, None, |_, _| 0, &mut |_| {}).unwrap().model
+        load(&file, 2, None, &Repack::Ram, |_, _| 0, &mut |_| {})
+            .unwrap()
+            .model
     });
     Arc::clone(model)
 }
@@ -353,6 +355,7 @@ fn a_tokenizer_with_more_tokens_than_the_embedding_has_rows_is_refused() {
         &places::default_model().unwrap(),
         1,
         None,
+        &Repack::Ram,
         |_, _| 0,
         &mut |_| {},
     )

@@ -10,7 +10,7 @@ use vitriol_engine::{
     engine::{Engine, EngineLimits},
     generate::GenerationRequest,
     kv::{KvCodecs, PagePlan},
-    load::load,
+    load::{Repack, load},
     metrics::EngineMetrics,
     sampler::Sampling,
     scheduler::StepBounds,
@@ -32,7 +32,7 @@ fn engine_of(
     pages: impl FnOnce(&vitriol_engine::model::Model) -> Vec<usize>,
 ) -> Engine {
     let file = places::zoo_model(file).unwrap();
-    let loaded = load(&file, 2, None, |_, _| 0, &mut |_| {}).unwrap();
+    let loaded = load(&file, 2, None, &Repack::Ram, |_, _| 0, &mut |_| {}).unwrap();
     let limits = EngineLimits {
         alias: "zoo".to_owned(),
         context_tokens: 0,

@@ -48,7 +48,7 @@ mod table;
 pub use cpu::{AttentionRun, Cpu, CpuError, ExpertProduct, ProbeMemory};
 pub use isa::{Isa, IsaError};
 pub use kv::{HEAD_DIM_MAX, KvError, KvPlace, KvShape, KvStore, PAGE_TOKENS};
-pub use panel::{PackError, PanelMatrix};
+pub use panel::{PackError, PanelKind, PanelMatrix};
 pub use rope::{RopeAngles, RopeStyle, RopeTable};
 pub use vitriol_kernels_core::KvCodec;
 pub use vitriol_kernels_core::reference::AttentionOptions;

@@ -53,6 +53,19 @@ pub enum PackError {
     Map(#[from] ReservationError),
 }
 
+/// What panels hold: with their bytes it makes the matrix again.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct PanelKind {
+    /// Type of the weights in the file.
+    pub tensor_type: TensorType,
+    /// The weights are plain floats, because the type's own layout could not hold one of them.
+    pub is_decoded: bool,
+    /// Rows of the matrix.
+    pub rows: usize,
+    /// Its columns.
+    pub cols: usize,
+}
+
 /// A weight matrix in panels of 16 interleaved rows, the layout the matmul kernels stream.
 ///
 /// Shapes: (rows, cols), rows padded to 16 with zero weights
@@ -110,6 +123,12 @@ impl Memory {
             Memory::Heap { layout, .. } => layout.size(),
             Memory::Mapped { bytes, .. } => *bytes,
         }
+    }
+
+    fn bytes(&self) -> &[u8] {
+        // SAFETY: `len` bytes are allocated and initialised (zeroed at least), and only `&mut self`
+        // writes them.
+        unsafe { std::slice::from_raw_parts(self.base(), self.len()) }
     }
 
     fn bytes_mut(&mut self) -> &mut [u8] {
@@ -177,6 +196,57 @@ impl PanelMatrix {
         source.interleaved(format)
     }
 
+    /// A matrix of panels that were made before: `fill` writes the [`panel_bytes`](Self::panel_bytes)
+    /// of that matrix into zeroed memory of their length. Other bytes give other weights, never
+    /// undefined behaviour.
+    ///
+    /// Errors: a shape that no matrix has, no memory, whatever `fill` says
+    pub fn restore<E: From<PackError>>(
+        kind: PanelKind,
+        fill: impl FnOnce(&mut [u8]) -> Result<(), E>,
+    ) -> Result<Self, E> {
+        let PanelKind {
+            tensor_type,
+            is_decoded,
+            rows,
+            cols,
+        } = kind;
+        if rows == 0 || cols == 0 || !cols.is_multiple_of(tensor_type.block_len()) {
+            let shape = PackError::Shape {
+                tensor_type,
+                rows,
+                cols,
+            };
+            return Err(shape.into());
+        }
+        let format = match is_decoded {
+            true => Some(PanelFormat::F32),
+            false => PanelFormat::of(tensor_type),
+        };
+        let format = format.ok_or(PackError::Unsupported(tensor_type))?;
+        let mut matrix = Self::empty(tensor_type, format, rows, cols)?;
+        let len = matrix.panel_bytes * matrix.panels();
+        fill(&mut matrix.memory.bytes_mut()[..len])?;
+        Ok(matrix)
+    }
+
+    /// What beside [`panel_bytes`](Self::panel_bytes) makes the matrix.
+    #[must_use]
+    pub fn kind(&self) -> PanelKind {
+        PanelKind {
+            tensor_type: self.tensor_type,
+            is_decoded: PanelFormat::of(self.tensor_type) != Some(self.format),
+            rows: self.rows,
+            cols: self.cols,
+        }
+    }
+
+    /// The panels, one after the other: the same bytes whichever ISA computes with them.
+    #[must_use]
+    pub fn panel_bytes(&self) -> &[u8] {
+        &self.memory.bytes()[..self.panel_bytes * self.panels()]
+    }
+
     /// Rows: outputs of a matmul.
     #[must_use]
     pub fn rows(&self) -> usize {
@@ -220,6 +290,32 @@ impl PanelMatrix {
     pub(crate) fn panels(&self) -> usize {
         self.rows.div_ceil(16)
     }
+
+    /// A zeroed matrix of this shape.
+    fn empty(
+        tensor_type: TensorType,
+        format: PanelFormat,
+        rows: usize,
+        cols: usize,
+    ) -> Result<Self, PackError> {
+        let panel_bytes = format.panel_bytes(cols);
+        let bytes = panel_bytes.and_then(|panel| panel.checked_mul(rows.div_ceil(16)));
+        let (Some(panel_bytes), Some(bytes)) = (panel_bytes, bytes) else {
+            return Err(PackError::Shape {
+                tensor_type,
+                rows,
+                cols,
+            });
+        };
+        Ok(Self {
+            tensor_type,
+            format,
+            rows,
+            cols,
+            panel_bytes,
+            memory: Memory::zeroed(bytes)?,
+        })
+    }
 }
 
 impl std::fmt::Debug for PanelMatrix {
@@ -244,7 +340,7 @@ struct Source<'a> {
 impl Source<'_> {
     /// Panels of the bytes as they are.
     fn interleaved(&self, format: PanelFormat) -> Result<PanelMatrix, PackError> {
-        let mut matrix = self.empty(format)?;
+        let mut matrix = PanelMatrix::empty(self.tensor_type, format, self.rows, self.cols)?;
         let panels = matrix
             .memory
             .bytes_mut()
@@ -265,7 +361,8 @@ impl Source<'_> {
 
     /// f32 panels, which take everything.
     fn decoded(&self) -> Result<PanelMatrix, PackError> {
-        let mut matrix = self.empty(PanelFormat::F32)?;
+        let mut matrix =
+            PanelMatrix::empty(self.tensor_type, PanelFormat::F32, self.rows, self.cols)?;
         let panels = matrix
             .memory
             .bytes_mut()
@@ -285,32 +382,5 @@ impl Source<'_> {
     fn decode(&self, row: &[u8], values: &mut [f32]) -> Result<(), PackError> {
         dequantise_row(self.tensor_type, row, values)
             .map_err(|_| PackError::Unsupported(self.tensor_type))
-    }
-
-    /// A zeroed matrix of this shape.
-    fn empty(&self, format: PanelFormat) -> Result<PanelMatrix, PackError> {
-        let &Source {
-            tensor_type,
-            rows,
-            cols,
-            ..
-        } = self;
-        let panel_bytes = format.panel_bytes(cols);
-        let bytes = panel_bytes.and_then(|panel| panel.checked_mul(rows.div_ceil(16)));
-        let (Some(panel_bytes), Some(bytes)) = (panel_bytes, bytes) else {
-            return Err(PackError::Shape {
-                tensor_type,
-                rows,
-                cols,
-            });
-        };
-        Ok(PanelMatrix {
-            tensor_type,
-            format,
-            rows,
-            cols,
-            panel_bytes,
-            memory: Memory::zeroed(bytes)?,
-        })
     }
 }

@@ -265,7 +265,7 @@ pub struct UninstallArgs {
     /// Remove from the tree of another machine and run nothing
     #[arg(long, value_name = "DIR")]
     pub root: Option<PathBuf>,
-    /// Remove settings too, and a machine's models and decisions; a user's are left, for `vitriol up`
+    /// Remove settings too, and a machine's models, repacked weights and decisions; a user's are left, for `vitriol up`
     /// has them too
     #[arg(long)]
     pub purge: bool,

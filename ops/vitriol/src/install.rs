@@ -144,7 +144,10 @@ pub fn uninstall(args: &UninstallArgs, environment: &Environment) -> Result<(), 
 fn shared(layout: &Layout, environment: &Environment) -> Vec<(PathBuf, &'static str)> {
     let dirs = environment.dirs().ok();
     match dirs.filter(|_| layout.scope == Scope::User) {
-        Some(dirs) => vec![(dirs.state, "decisions and logs"), (dirs.cache, "models")],
+        Some(dirs) => vec![
+            (dirs.state, "decisions and logs"),
+            (dirs.cache, "models and repacked weights"),
+        ],
         None => Vec::new(),
     }
 }

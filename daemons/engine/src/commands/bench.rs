@@ -14,7 +14,7 @@ use std::{ffi::OsString, io::Write, path::PathBuf, time::Instant};
 use vitriol_chassis::{Environment, Exit, Failure, OrExit, init_trace};
 use vitriol_kernels_core::KvCodec;
 use vitriol_measure::write_whole;
-use vitriol_profile::{LogFormat, ModelReference};
+use vitriol_profile::{LogFormat, ModelReference, Repack};
 
 /// Measures this engine, alone or in turn with another one. docs/BENCHMARKS.md says what each row means.
 #[derive(Debug, clap::Args)]
@@ -71,6 +71,9 @@ pub struct BenchArgs {
     /// Times that a disturbed sample is taken again before it is taken as it is, and marked.
     #[arg(long, default_value_t = 3)]
     retries: u32,
+    /// Where panels of the weights come from: `file`, made once and kept in the cache directory, or `ram`.
+    #[arg(long, value_name = "WHERE", default_value = "file")]
+    repack: Repack,
     /// Another engine to measure in turn with this one: a command that speaks the worker's lines (see
     /// docs/BENCHMARKS.md), split at spaces.
     #[arg(long, value_name = "COMMAND")]
@@ -102,6 +105,8 @@ pub struct WorkerArgs {
     kv_tokens: usize,
     #[arg(long)]
     sequences: usize,
+    #[arg(long, default_value = "file")]
+    repack: Repack,
 }
 
 /// Measures what was asked; progress to standard error, tables to standard output or files.
@@ -204,7 +209,11 @@ impl BenchArgs {
             retries: self.retries as usize,
             ours: Launch {
                 program: std::env::current_exe()?.into(),
-                args: vec!["bench-worker".into()],
+                args: vec![
+                    "bench-worker".into(),
+                    "--repack".into(),
+                    self.repack.as_str().into(),
+                ],
             },
             peer,
         })
@@ -233,7 +242,8 @@ impl BenchArgs {
 pub fn work(args: &WorkerArgs, environment: &Environment) -> Result<(), Failure> {
     init_trace(LogFormat::Text, environment)?;
     let began = Instant::now();
-    let loaded = super::load_model(&args.model, args.threads, args.context_tokens, environment)
+    let (model, context) = (&args.model, args.context_tokens);
+    let loaded = super::load_model(model, args.threads, context, args.repack, environment)
         .or_exit(Exit::Config)?;
     let needs = Needs {
         codecs: KvCodecs {

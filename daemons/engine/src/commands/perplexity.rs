@@ -9,7 +9,7 @@ use crate::{
 use anyhow::{Context, bail};
 use std::{io::Write, path::PathBuf, time::Instant};
 use vitriol_chassis::{Environment, Exit, Failure, OrExit, init_trace};
-use vitriol_profile::LogFormat;
+use vitriol_profile::{LogFormat, Repack};
 use vitriol_tokens::EncodeOptions;
 
 #[derive(Debug, clap::Args)]
@@ -27,6 +27,9 @@ pub struct PerplexityArgs {
     /// Compute threads; 0 = one for each usable core.
     #[arg(long, default_value_t = 0)]
     threads: u32,
+    /// Where panels of the weights come from: `file`, made once and kept in the cache directory, or `ram`.
+    #[arg(long, value_name = "WHERE", default_value = "ram")]
+    repack: Repack,
     #[command(flatten)]
     kv: KvArgs,
 }
@@ -53,7 +56,7 @@ pub fn run(args: PerplexityArgs, environment: &Environment) -> Result<(), Failur
 
 fn measure(args: &PerplexityArgs, environment: &Environment) -> anyhow::Result<()> {
     let context = args.context as usize;
-    let loaded = load_model(&args.model, args.threads, context, environment)?;
+    let loaded = load_model(&args.model, args.threads, context, args.repack, environment)?;
     if loaded.model.hyper.context_for(context) < context {
         bail!(
             "{}: no context of {context} tokens is computed",

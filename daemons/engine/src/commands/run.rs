@@ -11,7 +11,7 @@ use crate::{
 use anyhow::{Context, bail};
 use std::{collections::BTreeMap, io::Write, path::PathBuf, time::Instant};
 use vitriol_chassis::{Environment, Exit, Failure, Heartbeat, OrExit, init_trace};
-use vitriol_profile::LogFormat;
+use vitriol_profile::{LogFormat, Repack};
 use vitriol_tokens::{EncodeOptions, Utf8Stream};
 
 #[derive(Debug, clap::Args)]
@@ -38,6 +38,9 @@ pub struct RunArgs {
     /// Compute threads; 0 = one for each usable core.
     #[arg(long, default_value_t = 0)]
     threads: u32,
+    /// Where panels of the weights come from: `file`, made once and kept in the cache directory, or `ram`.
+    #[arg(long, value_name = "WHERE", default_value = "ram")]
+    repack: Repack,
     #[command(flatten)]
     kv: KvArgs,
 }
@@ -50,7 +53,7 @@ pub fn run(args: RunArgs, environment: &Environment) -> Result<(), Failure> {
 
 fn complete(args: RunArgs, environment: &Environment) -> anyhow::Result<()> {
     let asked = args.context_tokens as usize;
-    let loaded = load_model(&args.model, args.threads, asked, environment)?;
+    let loaded = load_model(&args.model, args.threads, asked, args.repack, environment)?;
     let file = loaded.file.clone();
     let Some(language) = &loaded.language else {
         bail!(

@@ -1,8 +1,8 @@
-use super::{threads, with_causes};
+use super::{repack, threads, with_causes};
 use crate::{
     engine::{EngineError, EngineLimits},
     kv::{KvCodecs, PagePlan},
-    load::{LoadError, load, start},
+    load::{LoadError, Repack, load, start},
     metrics::EngineMetrics,
     model::{Hyperparameters, KvGroup, LoadProgress},
     scheduler::StepBounds,
@@ -54,6 +54,7 @@ struct Config {
     model: PathBuf,
     threads: usize,
     isa: Option<Isa>,
+    repack: Repack,
     kv_bytes_max: u64,
     limits: EngineLimits,
     drain: Duration,
@@ -86,6 +87,7 @@ impl Config {
                 .unwrap_or_else(|| dirs.engine_socket(&args.name)),
             threads: threads(engine.threads),
             isa: Isa::parse(engine.isa.as_str()).or_exit(Exit::Config)?,
+            repack: repack(engine.repack, environment)?,
             kv_bytes_max: engine.kv_bytes_max.get(),
             limits: limits(engine, profile.tenants.get(&args.name), &model),
             drain,
@@ -210,7 +212,7 @@ fn bring_up(config: Config, daemon: &Daemon) -> Result<Serving, Failure> {
     let mut report = |at: LoadProgress| {
         daemon
             .board
-            .loading("loading weights", at.bytes_done, at.bytes_all);
+            .loading(at.phase.describe(), at.bytes_done, at.bytes_all);
     };
     let began = Instant::now();
     let asked = config.limits.context_tokens;
@@ -227,6 +229,7 @@ fn bring_up(config: Config, daemon: &Daemon) -> Result<Serving, Failure> {
         &config.model,
         config.threads,
         config.isa,
+        &config.repack,
         context,
         &mut report,
     )

@@ -1,5 +1,6 @@
 use super::ModelError;
-use std::collections::HashSet;
+use crate::panels::{PanelFile, PanelWriter};
+use std::{borrow::Cow, collections::HashSet, path::Path};
 use vitriol_gguf::{Gguf, Tensor};
 use vitriol_kernels_core::{TensorType, dequantise_row};
 use vitriol_kernels_cpu::{Cpu, PanelMatrix};
@@ -34,30 +35,59 @@ impl Linear {
     }
 }
 
-/// How far the weights are read, bytes of the file's tensors.
+/// What is done with a model's bytes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum LoadPhase {
+    /// Their digest is taken, to find the panels that were kept.
+    Digest,
+    /// Panels are made to be kept; nothing is loaded yet.
+    Repack,
+    /// Weights come to lie in memory.
+    Load,
+}
+
+impl LoadPhase {
+    /// For people.
+    pub fn describe(self) -> &'static str {
+        match self {
+            Self::Digest => "looking which model it is",
+            Self::Repack => "repacking weights",
+            Self::Load => "loading weights",
+        }
+    }
+}
+
+/// How far a phase of loading is, bytes of the file's tensors.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct LoadProgress {
+    pub phase: LoadPhase,
     pub bytes_done: u64,
     pub bytes_all: u64,
 }
 
 impl LoadProgress {
-    /// Nothing of `gguf` is read yet.
-    pub fn begun(gguf: &Gguf) -> Self {
+    /// Nothing of `gguf` is done yet.
+    pub fn begun(gguf: &Gguf, phase: LoadPhase) -> Self {
         Self {
+            phase,
             bytes_done: 0,
             bytes_all: gguf.tensors().map(|t| t.bytes.len() as u64).sum(),
         }
     }
 }
 
-/// What of a matrix is repacked.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Packing {
-    Whole,
-    /// Only the first block of the first matrix: it proves the type and tells the size, and takes
-    /// nearly nothing.
-    FirstBlock,
+/// Where panels come from, or go to.
+#[derive(Debug)]
+pub enum Panels<'a> {
+    /// Made in memory.
+    Made,
+    /// Made, written, and not kept in memory: what is built computes nothing.
+    Written(&'a mut PanelWriter),
+    /// Read as they were written.
+    Read(&'a PanelFile),
+    /// Only of the first block of the first matrix: it proves the type and tells the size, and takes
+    /// nearly nothing. What is built computes nothing, and of experts there is one.
+    OfFirstBlock,
 }
 
 /// What all tensors of a file amount to.
@@ -72,7 +102,9 @@ pub struct Totals {
 /// Hands out a file's tensors once each, checking name, shape and type.
 pub struct TensorSource<'a> {
     gguf: &'a Gguf,
-    packing: Packing,
+    panels: Panels<'a>,
+    /// How many matrices of the tensor taken last there were.
+    part: u32,
     used: HashSet<String>,
     progress: &'a mut dyn FnMut(LoadProgress),
     state: LoadProgress,
@@ -80,26 +112,26 @@ pub struct TensorSource<'a> {
 }
 
 impl<'a> TensorSource<'a> {
-    pub fn new(gguf: &'a Gguf, progress: &'a mut dyn FnMut(LoadProgress)) -> Self {
+    pub fn new(
+        gguf: &'a Gguf,
+        panels: Panels<'a>,
+        progress: &'a mut dyn FnMut(LoadProgress),
+    ) -> Self {
+        let phase = match panels {
+            Panels::Written(_) => LoadPhase::Repack,
+            Panels::Made | Panels::Read(_) | Panels::OfFirstBlock => LoadPhase::Load,
+        };
         Self {
             gguf,
-            packing: Packing::Whole,
+            panels,
+            part: 0,
             used: HashSet::new(),
             progress,
-            state: LoadProgress::begun(gguf),
+            state: LoadProgress::begun(gguf, phase),
             totals: Totals {
                 parameters: 0,
                 weights_bytes: 0,
             },
-        }
-    }
-
-    /// For a look at whether the file can be run: of every tensor only a first block is packed, so
-    /// what is built from it computes nothing, and of experts there is one.
-    pub fn to_check(gguf: &'a Gguf, progress: &'a mut dyn FnMut(LoadProgress)) -> Self {
-        Self {
-            packing: Packing::FirstBlock,
-            ..Self::new(gguf, progress)
         }
     }
 
@@ -115,7 +147,7 @@ impl<'a> TensorSource<'a> {
         cols: usize,
     ) -> Result<PanelMatrix, ModelError> {
         let tensor = self.take(name, &[cols as u64, rows as u64])?;
-        let packed = self.pack(&tensor, rows, cols, tensor.bytes)?;
+        let packed = self.pack(&tensor, rows, cols, || Ok(tensor.bytes.into()))?;
         self.count(&tensor);
         Ok(packed)
     }
@@ -145,9 +177,9 @@ impl<'a> TensorSource<'a> {
     ) -> Result<Vec<[PanelMatrix; N]>, ModelError> {
         let all_rows: usize = rows.iter().sum();
         let tensor = self.take(name, &[cols as u64, all_rows as u64, count as u64])?;
-        let packed = match self.packing {
-            Packing::Whole => count,
-            Packing::FirstBlock => 1,
+        let packed = match self.panels {
+            Panels::OfFirstBlock => 1,
+            _ => count,
         };
         let before = self.totals.weights_bytes;
         let experts = tensor
@@ -174,7 +206,7 @@ impl<'a> TensorSource<'a> {
         try_each(rows, |rows| {
             let (matrix, later) = rest.split_at(rows * row_bytes);
             rest = later;
-            self.pack(tensor, rows, cols, matrix)
+            self.pack(tensor, rows, cols, || Ok(matrix.into()))
         })
     }
 
@@ -192,9 +224,9 @@ impl<'a> TensorSource<'a> {
         let tensor = self.take(name, &[rank as u64, rows as u64])?;
         let row_bytes = tensor.bytes.len() / rows;
         let mut matrices = (Vec::with_capacity(heads), Vec::with_capacity(heads));
-        let packed = match self.packing {
-            Packing::Whole => heads,
-            Packing::FirstBlock => 1,
+        let packed = match self.panels {
+            Panels::OfFirstBlock => 1,
+            _ => heads,
         };
         let before = self.totals.weights_bytes;
         for head in tensor
@@ -203,19 +235,20 @@ impl<'a> TensorSource<'a> {
             .take(packed)
         {
             let (of_keys, of_values) = head.split_at(row_bytes * keys);
-            let mut decoded = vec![0.0; keys * rank];
-            self.decode(&tensor, of_keys, &mut decoded)?;
-            let transposed: Vec<u8> = (0..rank)
-                .flat_map(|column| decoded[column..].iter().step_by(rank))
-                .flat_map(|value| value.to_le_bytes())
-                .collect();
             let as_f32 = Tensor {
                 tensor_type: TensorType::F32,
                 ..tensor
             };
-            matrices
-                .0
-                .push(self.pack(&as_f32, rank, keys, &transposed)?);
+            let path = self.gguf.path();
+            let transposed = || {
+                let mut decoded = vec![0.0; keys * rank];
+                decode(path, &tensor, of_keys, &mut decoded)?;
+                let columns = (0..rank).flat_map(|column| decoded[column..].iter().step_by(rank));
+                let bytes: Vec<u8> = columns.flat_map(|value| value.to_le_bytes()).collect();
+                Ok(bytes.into())
+            };
+            matrices.0.push(self.pack(&as_f32, rank, keys, transposed)?);
+            let of_values = || Ok(of_values.into());
             matrices
                 .1
                 .push(self.pack(&tensor, values, rank, of_values)?);
@@ -234,29 +267,44 @@ impl<'a> TensorSource<'a> {
         })
     }
 
-    fn pack(
+    /// The next matrix of `tensor`, whose rows are `bytes`, if they are needed.
+    fn pack<'b>(
         &mut self,
         tensor: &Tensor<'_>,
         rows: usize,
         cols: usize,
-        bytes: &[u8],
+        bytes: impl FnOnce() -> Result<Cow<'b, [u8]>, ModelError>,
     ) -> Result<PanelMatrix, ModelError> {
-        let block = tensor.tensor_type.block_len();
-        let (packed_rows, packed_cols, bytes) = match self.packing {
-            Packing::FirstBlock if cols.is_multiple_of(block) => {
-                (1, block, &bytes[..tensor.tensor_type.block_bytes()])
-            }
-            _ => (rows, cols, bytes),
+        let part = self.part;
+        self.part += 1;
+        let tensor_type = tensor.tensor_type;
+        let pack = |rows, cols, bytes: &[u8]| {
+            let packed = PanelMatrix::pack(tensor_type, rows, cols, bytes);
+            packed.map_err(|source| ModelError::Pack {
+                file: self.gguf.path().into(),
+                tensor: tensor.name.to_owned(),
+                source,
+            })
         };
-        let packed = PanelMatrix::pack(tensor.tensor_type, packed_rows, packed_cols, bytes);
-        let packed = packed.map_err(|source| ModelError::Pack {
-            file: self.gguf.path().into(),
-            tensor: tensor.name.to_owned(),
-            source,
-        })?;
+        let block = tensor_type.block_len();
+        let first_block = |bytes: &[u8]| match cols.is_multiple_of(block) {
+            true => pack(1, block, &bytes[..tensor_type.block_bytes()]),
+            false => pack(rows, cols, bytes),
+        };
+        let packed = match &mut self.panels {
+            Panels::Made => pack(rows, cols, &bytes()?)?,
+            Panels::Read(file) => file.matrix(tensor.name, part, tensor_type, rows, cols)?,
+            Panels::OfFirstBlock => first_block(&bytes()?)?,
+            Panels::Written(writer) => {
+                let bytes = bytes()?;
+                writer.add(tensor.name, part, &pack(rows, cols, &bytes)?)?;
+                first_block(&bytes)?
+            }
+        };
         // Panels are 16 rows high, and each column takes what the others do.
-        let panels = rows.div_ceil(16) / packed_rows.div_ceil(16);
-        self.totals.weights_bytes += (packed.bytes() * panels) as u64 * (cols / packed_cols) as u64;
+        let panels = rows.div_ceil(16) / packed.rows().div_ceil(16);
+        let columns = (cols / packed.cols()) as u64;
+        self.totals.weights_bytes += (packed.bytes() * panels) as u64 * columns;
         Ok(packed)
     }
 
@@ -329,23 +377,10 @@ impl<'a> TensorSource<'a> {
         let tensor = self.take(name, shape)?;
         let len = shape.iter().product::<u64>() as usize;
         let mut values = vec![0.0; len];
-        self.decode(&tensor, tensor.bytes, &mut values)?;
+        decode(self.gguf.path(), &tensor, tensor.bytes, &mut values)?;
         self.totals.weights_bytes += 4 * len as u64;
         self.count(&tensor);
         Ok(values)
-    }
-
-    fn decode(
-        &self,
-        tensor: &Tensor<'_>,
-        bytes: &[u8],
-        values: &mut [f32],
-    ) -> Result<(), ModelError> {
-        dequantise_row(tensor.tensor_type, bytes, values).map_err(|_| ModelError::TensorType {
-            file: self.gguf.path().into(),
-            tensor: tensor.name.to_owned(),
-            tensor_type: tensor.tensor_type.name(),
-        })
     }
 
     /// What was read in all. Errors: the file holds tensors nobody asked for.
@@ -383,6 +418,7 @@ impl<'a> TensorSource<'a> {
             });
         }
         self.used.insert(name.to_owned());
+        self.part = 0;
         Ok(tensor)
     }
 
@@ -391,6 +427,19 @@ impl<'a> TensorSource<'a> {
         self.state.bytes_done += tensor.bytes.len() as u64;
         (self.progress)(self.state);
     }
+}
+
+fn decode(
+    file: &Path,
+    tensor: &Tensor<'_>,
+    bytes: &[u8],
+    values: &mut [f32],
+) -> Result<(), ModelError> {
+    dequantise_row(tensor.tensor_type, bytes, values).map_err(|_| ModelError::TensorType {
+        file: file.into(),
+        tensor: tensor.name.to_owned(),
+        tensor_type: tensor.tensor_type.name(),
+    })
 }
 
 /// `f` of each element; the first error ends it.

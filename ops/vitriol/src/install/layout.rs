@@ -190,6 +190,7 @@ impl Layout {
             Scope::System => vec![
                 (config, "settings"),
                 ("/var/lib/vitriol".into(), "models and decisions"),
+                ("/var/cache/vitriol".into(), "repacked weights"),
             ],
             // State and models are shared with `vitriol up`.
             Scope::User => vec![(config, "settings")],
