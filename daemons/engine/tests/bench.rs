@@ -99,11 +99,12 @@ fn a_context_beyond_the_trained_one_is_computed_not_cut() {
 }
 
 fn bench(directory: &Path, arguments: &[&str]) -> (Option<i32>, String, String) {
+    let cache = tempfile::tempdir().unwrap();
     let output = Command::new(ENGINE)
         .arg("bench")
         .args(arguments)
         .current_dir(directory)
-        .env("XDG_CACHE_HOME", directory)
+        .env("XDG_CACHE_HOME", cache.path())
         .output()
         .unwrap();
     let text = |bytes: &[u8]| String::from_utf8_lossy(bytes).into_owned();

