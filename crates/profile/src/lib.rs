@@ -22,4 +22,4 @@ pub use model_reference::{ModelFile, ModelReference, ModelReferenceError, try_re
 pub use reference::{FieldReference, reference, reference_markdown};
 pub use runnable::{check_loopback, is_loopback};
 pub use schema::{Demiurge, Engine, House, Tenant};
-pub use setting::{Isa, LogFormat, Repack, Share};
+pub use setting::{Isa, LogFormat, Repack, Share, Speculation};

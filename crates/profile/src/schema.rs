@@ -8,7 +8,7 @@ use vitriol_units::Bytes;
 
 use crate::{
     ValueError,
-    setting::{Isa, LogFormat, Raw, Repack, Setting, Share},
+    setting::{Isa, LogFormat, Raw, Repack, Setting, Share, Speculation},
 };
 
 /// What the field reference knows of a setting.
@@ -143,6 +143,9 @@ section! {
         /// Longest step of a prompt that has the engine to itself, but for the 64 tokens that it may always
         /// have: a request that comes waits for its end.
         admission_ms_max: u32 = 120, "ms", 1..=60000;
+        /// Tokens drafted ahead and verified in one step, which changes no answer: `prompt-lookup` proposes what
+        /// followed the same words earlier in prompt and answer, as long as that saves time; `off` drafts none.
+        speculation: Speculation = Speculation::PromptLookup, "";
         /// Reuse the KV of a prompt's beginning whichever session computed it.
         share_prefixes: bool = true, "";
         /// Tokens a request may be ahead of its reader before it pauses.

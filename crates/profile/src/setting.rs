@@ -302,6 +302,16 @@ choice_setting! {
     }
 }
 
+choice_setting! {
+    /// Where the engine drafts tokens from before it computes them.
+    Speculation {
+        /// From earlier text of the same sequence.
+        PromptLookup = "prompt-lookup",
+        /// It drafts none.
+        Off = "off",
+    }
+}
+
 /// How the engine encodes keys or values in its KV pages.
 impl Setting for KvCodec {
     const TYPE: &'static str = "one of f32 f16 q8_0 q4_0";

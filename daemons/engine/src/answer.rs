@@ -28,6 +28,10 @@ pub struct Answer {
     prompt_tokens: usize,
     cached_tokens: usize,
     completion_tokens: usize,
+    drafted_tokens: usize,
+    accepted_tokens: usize,
+    /// Of the tokens to come next, those that were drafted.
+    accepted_to_come: usize,
     submitted_at: Instant,
     started_at: Option<Instant>,
     first_token_at: Option<Instant>,
@@ -54,6 +58,9 @@ impl Answer {
             prompt_tokens,
             cached_tokens: 0,
             completion_tokens: 0,
+            drafted_tokens: 0,
+            accepted_tokens: 0,
+            accepted_to_come: 0,
             submitted_at,
             started_at: None,
             first_token_at: None,
@@ -70,6 +77,11 @@ impl Answer {
                 self.prefilled(tokens_cached)
             }
             EventKind::Prefilled { tokens_done } => self.prefilled(tokens_done),
+            EventKind::Drafted { tokens, accepted } => {
+                self.drafted_tokens += tokens;
+                self.accepted_to_come = accepted;
+                Told::default()
+            }
             EventKind::Token { id } => self.token(tokenizer, id, at),
             EventKind::Ended { reason } => self.ended(reason),
         }
@@ -100,6 +112,10 @@ impl Answer {
 
     fn token(&mut self, tokenizer: Option<&Tokenizer>, id: u32, at: Instant) -> Told {
         self.completion_tokens += 1;
+        if self.accepted_to_come > 0 {
+            self.accepted_to_come -= 1;
+            self.accepted_tokens += 1;
+        }
         self.first_token_at.get_or_insert(at);
         self.last_token_at = Some(at);
         let Some(tokenizer) = tokenizer else {
@@ -172,6 +188,8 @@ impl Answer {
             queue_ms: ms(started.saturating_duration_since(self.submitted_at)),
             prefill_ms: ms(times.prefill),
             decode_ms: ms(times.decode),
+            drafted_tokens: self.drafted_tokens as u32,
+            accepted_tokens: self.accepted_tokens as u32,
         };
         Kind::Finished(Finished {
             reason: reason.into(),

@@ -16,6 +16,7 @@ use std::{
     },
 };
 use vitriol_chassis::{CancellationToken, Heartbeat};
+use vitriol_profile::Speculation;
 use vitriol_tokens::Tokenizer;
 
 /// Settings of one engine, every default resolved.
@@ -26,6 +27,7 @@ pub struct EngineLimits {
     /// Context window of a request; 0 = what the model was trained for.
     pub context_tokens: usize,
     pub codecs: KvCodecs,
+    pub speculation: Speculation,
     /// Pages of each KV group, see [`crate::kv::PagePlan`].
     pub pages: Vec<usize>,
     pub sequences_max: usize,
@@ -166,6 +168,7 @@ impl Engine {
             bounds,
             reservations: reservations.clone(),
             codecs: limits.codecs,
+            speculation: limits.speculation,
             pages,
         };
         let step = StepThread::start(

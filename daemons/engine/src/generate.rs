@@ -33,6 +33,8 @@ pub struct GenerationRequest {
     pub tokens_max: usize,
     pub sampling: Sampling,
     pub ignore_eog: bool,
+    /// Tokens may be drafted for it, where the engine does that.
+    pub may_draft: bool,
 }
 
 impl Engine {
@@ -69,6 +71,7 @@ impl Engine {
             tokens_max: request.tokens_max,
             sampling: request.sampling,
             ignore_eog: request.ignore_eog,
+            may_draft: request.may_draft,
             window_tokens: u64::MAX,
             control: Arc::clone(&control),
             sink: EventSink { id, channel },
@@ -117,7 +120,9 @@ impl Generation {
             match event.kind {
                 EventKind::Token { id } => tokens.push(id),
                 EventKind::Ended { reason: ended } => reason = Some(ended),
-                EventKind::Started { .. } | EventKind::Prefilled { .. } => {}
+                EventKind::Started { .. }
+                | EventKind::Prefilled { .. }
+                | EventKind::Drafted { .. } => {}
             }
         }
         (tokens, reason)

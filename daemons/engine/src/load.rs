@@ -226,6 +226,7 @@ pub fn start(
         tokens_max: 1,
         sampling: Sampling::GREEDY,
         ignore_eog: true,
+        may_draft: false,
     };
     let generation = engine
         .generate(test)

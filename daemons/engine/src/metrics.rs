@@ -1,6 +1,6 @@
 //! What the engine counts. Names come out as `vitriol_engine_<name>`.
 
-use crate::kv::PoolUse;
+use crate::{kv::PoolUse, step::Taken};
 use prometheus_client::metrics::{
     counter::Counter, gauge::Gauge, histogram::Histogram, info::Info,
 };
@@ -15,6 +15,8 @@ pub struct EngineMetrics {
     pub step_seconds: Histogram,
     pub tokens_computed: Counter,
     pub tokens_generated: Counter,
+    pub tokens_drafted: Counter,
+    pub tokens_accepted: Counter,
     pub prompt_tokens: Counter,
     pub prompt_tokens_cached: Counter,
     pub prefill_seconds: Counter<f64, AtomicU64>,
@@ -44,6 +46,8 @@ impl Default for EngineMetrics {
             step_seconds: Histogram::new(step_bounds),
             tokens_computed: Counter::default(),
             tokens_generated: Counter::default(),
+            tokens_drafted: Counter::default(),
+            tokens_accepted: Counter::default(),
             prompt_tokens: Counter::default(),
             prompt_tokens_cached: Counter::default(),
             prefill_seconds: Counter::default(),
@@ -75,13 +79,23 @@ impl EngineMetrics {
         let all = self.tokens_computed.clone();
         to.register(
             "tokens_computed",
-            "Prompt and generated tokens computed",
+            "Prompt, generated and drafted tokens computed",
             all,
         );
         to.register(
             "tokens_generated",
             "Tokens sampled",
             self.tokens_generated.clone(),
+        );
+        to.register(
+            "tokens_drafted",
+            "Tokens proposed and verified ahead of sampling",
+            self.tokens_drafted.clone(),
+        );
+        to.register(
+            "tokens_accepted",
+            "Drafted tokens that sampling chose as well",
+            self.tokens_accepted.clone(),
         );
         to.register(
             "prompt_tokens",
@@ -155,19 +169,26 @@ impl EngineMetrics {
         );
     }
 
-    /// A step computed `tokens` tokens and sampled `answers`.
-    pub fn observe_step(&self, took: Duration, tokens: usize, answers: usize) {
+    /// A step computed `tokens` tokens.
+    pub fn observe_step(&self, took: Duration, tokens: usize) {
         self.steps.inc();
         self.step_seconds.observe(took.as_secs_f64());
         self.tokens_computed.inc_by(tokens as u64);
-        self.tokens_generated.inc_by(answers as u64);
     }
 
-    /// A sequence that was ready got its next token after `gap`; `bound_ms`: what is promised.
-    pub fn observe_gap(&self, gap: Duration, bound_ms: f64) {
-        self.decode_stall_seconds.observe(gap.as_secs_f64());
-        if gap.as_secs_f64() * 1e3 > bound_ms {
-            self.decode_stalls_over_bound.inc();
+    /// What a step brought a sequence; `bound_ms`: how long its next token may be waited for.
+    pub fn observe_taken(&self, taken: &Taken, bound_ms: f64) {
+        self.tokens_generated.inc_by(taken.tokens as u64);
+        self.tokens_drafted.inc_by(taken.drafted as u64);
+        self.tokens_accepted.inc_by(taken.accepted as u64);
+        if taken.error.is_some() {
+            self.sequences_not_finite.inc();
+        }
+        if let Some(waited) = taken.waited {
+            self.decode_stall_seconds.observe(waited.as_secs_f64());
+            if waited.as_secs_f64() * 1e3 > bound_ms {
+                self.decode_stalls_over_bound.inc();
+            }
         }
     }
 

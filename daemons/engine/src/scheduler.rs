@@ -3,11 +3,13 @@
 //!
 //! The contract: while a sequence decodes, a step takes no longer than `decode_stall_ms_max` by what
 //! steps have been measured to cost ([`StepCost`]), except that prefill always moves by a small chunk.
+//! Drafted tokens are verified where that gives more tokens a ms ([`plan_drafts`]).
 //! Tenants share the time of prefill by deficit round robin, the sessions of one likewise
 //! ([`PrefillTurns`]); places go round the tenants too ([`AdmissionOrder`]). When pages run out, the
 //! youngest of the lowest priority gives way ([`choose_victim`]).
 
 mod admission;
+mod drafts;
 mod owner;
 mod plan;
 mod preemption;
@@ -16,6 +18,7 @@ mod reservations;
 mod step_cost;
 
 pub use admission::{AdmissionOrder, Candidate, Fit, OVERTAKEN_MAX, decide_admission};
+pub use drafts::{Draft, plan_drafts};
 pub use owner::{Owner, Ownership, Priority};
 pub use plan::{LONE_TOKENS_MIN, Phase, Scheduler, SequenceView, Share, StepBounds, Work};
 pub use preemption::{Holder, choose_victim};

@@ -54,6 +54,8 @@ pub struct NewSequence {
     pub tokens_max: usize,
     pub sampling: Sampling,
     pub ignore_eog: bool,
+    /// Tokens may be drafted for it, where the engine does that; its bytes do not depend on it.
+    pub may_draft: bool,
     /// Tokens sent but not taken at which the sequence pauses.
     pub window_tokens: u64,
     pub blocks: PromptBlocks,
@@ -86,6 +88,11 @@ pub enum EventKind {
     /// KV of so many prompt tokens stands.
     Prefilled {
         tokens_done: usize,
+    },
+    /// A step verified `tokens` drafted tokens; `accepted` of them are the next tokens.
+    Drafted {
+        tokens: usize,
+        accepted: usize,
     },
     Token {
         id: u32,

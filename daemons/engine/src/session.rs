@@ -217,6 +217,7 @@ impl Session {
             tokens_max: prepared.tokens_max,
             sampling: prepared.sampling,
             ignore_eog: prepared.ignore_eog,
+            may_draft: true,
             window_tokens: prepared.window_tokens,
             blocks,
             control: Arc::clone(&live.control),

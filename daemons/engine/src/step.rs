@@ -14,6 +14,7 @@ mod roster;
 mod running;
 mod snapshot;
 
+pub use running::Taken;
 pub use snapshot::{SlotSnapshot, SlotState, Snapshot, SnapshotCell};
 
 use crate::{
@@ -24,6 +25,7 @@ use crate::{
     sampler::Sampler,
     scheduler::{Reservations, StepBounds},
     sequence::{EventKind, NewSequence},
+    speculation::drafter,
 };
 use outbox::Outbox;
 use roster::{Roster, RosterLimits};
@@ -39,6 +41,7 @@ use std::{
 };
 use vitriol_chassis::{Exit, Heartbeat};
 use vitriol_kernels_cpu::KvError;
+use vitriol_profile::Speculation;
 
 /// How long an idle step thread sleeps before it goes round once to show that it lives.
 const IDLE_ROUND: Duration = Duration::from_millis(500);
@@ -55,6 +58,7 @@ pub struct StepLimits {
     pub bounds: StepBounds,
     pub reservations: Reservations,
     pub codecs: KvCodecs,
+    pub speculation: Speculation,
     /// Pages of each KV group.
     pub pages: Vec<usize>,
 }
@@ -115,7 +119,11 @@ impl StepThread {
                     reservations: limits.reservations,
                 };
                 let step_loop = StepLoop {
-                    roster: Roster::new(roster_limits, metrics.clone()),
+                    roster: Roster::new(
+                        roster_limits,
+                        drafter(limits.speculation),
+                        metrics.clone(),
+                    ),
                     decode_stall_ms_max: limits.bounds.decode_stall_ms_max,
                     act: Activations::new(&model),
                     model,
@@ -269,36 +277,42 @@ impl StepLoop {
         let mut batch = Batch::new(self.model.kv_groups.len());
         for share in &plan {
             let running = &self.roster.running[share.sequence];
-            let tokens = running.tokens_to_compute(share.tokens);
-            batch.push_run(tokens, running.computed, running.tables.pages());
+            let tokens = running.tokens_to_compute(share);
+            batch.push_run(&tokens, running.computed, running.tables.pages());
             batch.want_logits(share.logits);
         }
-        let (tokens, answers) = (batch.len(), batch.logits_rows.len());
+        let tokens = batch.len();
         let mut pulse = Pulse(&self.heartbeat);
         let logits = forward_tapped(&self.model, &batch, &mut self.kv, &mut self.act, &mut pulse);
 
-        let mut rows = logits.chunks_exact(self.model.hyper.vocab);
+        let vocab = self.model.hyper.vocab;
+        let mut rest = logits;
         for share in &plan {
             let running = &mut self.roster.running[share.sequence];
-            running.advance(share.tokens);
-            let Some(row) = rows.by_ref().take(share.logits).last() else {
+            let (rows, after) = rest.split_at(share.logits * vocab);
+            rest = after;
+            let taken =
+                running.take_step(share, &self.eog, Instant::now(), |row, how, position| {
+                    self.sampler
+                        .sample(&rows[row * vocab..][..vocab], how, position)
+                });
+            self.metrics.observe_taken(&taken, self.decode_stall_ms_max);
+            if share.logits == 0 {
                 if let Some(tokens_done) = running.prefill_to_tell() {
                     let event = EventKind::Prefilled { tokens_done };
                     self.outbox.push(&running.sequence.new, event);
                 }
                 continue;
-            };
+            }
             let new = &running.sequence.new;
-            let position = running.sequence.tokens.len() as u64;
-            match self.sampler.sample(row, &new.sampling, position) {
-                Ok(id) => {
-                    self.outbox.push(new, EventKind::Token { id });
-                    let gap = running.accept(id, self.eog.contains(&id), Instant::now());
-                    if let Some(gap) = gap {
-                        self.metrics.observe_gap(gap, self.decode_stall_ms_max);
-                    }
-                }
-                Err(error) => running.fail(error, &self.metrics),
+            if taken.drafted > 0 {
+                let (tokens, accepted) = (taken.drafted, taken.accepted);
+                self.outbox
+                    .push(new, EventKind::Drafted { tokens, accepted });
+            }
+            let tokens = &running.sequence.tokens;
+            for &id in &tokens[tokens.len() - taken.tokens..] {
+                self.outbox.push(new, EventKind::Token { id });
             }
             if let Some(reason) = running.ended {
                 let event = EventKind::Ended { reason };
@@ -307,7 +321,7 @@ impl StepLoop {
         }
         let took = started.elapsed();
         self.roster.finish_step(&plan, took.as_secs_f64() * 1e3);
-        self.metrics.observe_step(took, tokens, answers);
+        self.metrics.observe_step(took, tokens);
         true
     }
 

@@ -19,6 +19,7 @@ use vitriol_engine::{
     sequence::EndReason,
 };
 use vitriol_gguf::Gguf;
+use vitriol_profile::Speculation;
 use vitriol_testkit::places::zoo_model;
 
 /// A copy of a zoo model with `bytes` of 0xff at `from` in the data of `tensor`.
@@ -51,6 +52,7 @@ fn start_engine(file: &Path, metrics: EngineMetrics) -> Result<Engine, LoadError
         alias: "zoo".to_owned(),
         context_tokens: 0,
         codecs: KvCodecs::F32,
+        speculation: Speculation::PromptLookup,
         pages: vec![32],
         sequences_max: 4,
         queue_max: 4,
@@ -72,6 +74,7 @@ fn request(token: u32) -> GenerationRequest {
         tokens_max: 4,
         sampling: Sampling::GREEDY,
         ignore_eog: true,
+        may_draft: true,
     }
 }
 

@@ -20,6 +20,7 @@ use vitriol_engine::{
     scheduler::StepBounds,
     session,
 };
+use vitriol_profile::Speculation;
 use vitriol_proto::engine::v1::{
     Cancel, ChatPrompt, Credit, FailureKind, FinishReason, Finished, Sampling, SessionRequest,
     StepEvents, Submit, TextPrompt, TokenPrompt, event::Kind, session_request, submit::Prompt,
@@ -49,6 +50,7 @@ fn started() -> Arc<Engine> {
         alias: "smol".to_owned(),
         context_tokens: 1024,
         codecs: KvCodecs::F32,
+        speculation: Speculation::PromptLookup,
         pages: vec![85],
         sequences_max: 8,
         queue_max: 32,
@@ -86,6 +88,7 @@ fn small_engine() -> Arc<Engine> {
     let limits = EngineLimits {
         alias: "zoo".to_owned(),
         codecs: KvCodecs::F32,
+        speculation: Speculation::PromptLookup,
         pages: vec![64],
         ..engine().limits.clone()
     };
@@ -294,6 +297,34 @@ async fn a_stop_string_ends_before_itself_wherever_tokens_cut_it() {
         assert_eq!(cut, whole[..whole.find(&stop).unwrap()], "stop {stop:?}");
         assert_eq!(finished.reason(), FinishReason::Stop);
         assert_eq!(finished.stopping_string, stop);
+    }
+    everything_given_back().await;
+}
+
+/// An answer that repeats its prompt comes in drafts; a stop string amid one ends it all the same.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_stop_string_amid_a_draft_ends_before_itself() {
+    let mut peer = Peer::connect();
+    let prompt = "The old wooden door, the old wooden gate, the old wooden door, the old wooden gate, the \
+                  old wooden door,";
+    peer.submit(text(1, prompt, 60)).await;
+    let (whole, finished) = peer.text(1).await;
+    let usage = finished.usage.unwrap();
+    assert!(
+        usage.accepted_tokens > 10 && usage.accepted_tokens <= usage.drafted_tokens,
+        "{usage:?}"
+    );
+    for (id, stop) in (2..).zip([" old", "wooden", "den d", "r, the", "door", "r, the old"]) {
+        let cut_by = Submit {
+            stop: vec![stop.to_owned()],
+            ..text(id, prompt, 60)
+        };
+        peer.submit(cut_by).await;
+        let (cut, finished) = peer.text(id).await;
+        assert_eq!(cut, whole[..whole.find(stop).unwrap()], "stop {stop:?}");
+        assert_eq!(finished.reason(), FinishReason::Stop);
+        let usage = finished.usage.unwrap();
+        assert!(usage.accepted_tokens < usage.completion_tokens, "{usage:?}");
     }
     everything_given_back().await;
 }

@@ -22,6 +22,7 @@ use vitriol_engine::{
     sequence::{EndReason, EventKind},
     step::SubmitError,
 };
+use vitriol_profile::Speculation;
 use vitriol_testkit::{Seed, eventually, places};
 
 const DEADLINE: Duration = Duration::from_secs(60);
@@ -31,6 +32,7 @@ fn limits(pages: usize) -> EngineLimits {
         alias: "zoo".to_owned(),
         context_tokens: 0,
         codecs: KvCodecs::F32,
+        speculation: Speculation::PromptLookup,
         pages: vec![pages],
         sequences_max: 16,
         queue_max: 64,
@@ -80,6 +82,7 @@ fn request(seed: u32, prompt_tokens: usize, tokens_max: usize) -> GenerationRequ
             ..Sampling::GREEDY
         },
         ignore_eog: true,
+        may_draft: true,
     }
 }
 
@@ -205,6 +208,7 @@ fn a_slow_reader_pauses_only_itself() {
             tokens_max: slow.tokens_max,
             sampling: slow.sampling,
             ignore_eog: true,
+            may_draft: true,
             window_tokens: 4,
             control: Arc::clone(&control),
             sink: EventSink {

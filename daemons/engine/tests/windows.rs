@@ -17,6 +17,7 @@ use vitriol_engine::{
     sequence::{EndReason, EventKind},
 };
 use vitriol_kernels_core::KvCodec;
+use vitriol_profile::Speculation;
 use vitriol_testkit::{eventually, places};
 
 const STEP_TOKENS: usize = 64;
@@ -37,6 +38,7 @@ fn engine_of(
         alias: "zoo".to_owned(),
         context_tokens: 0,
         codecs,
+        speculation: Speculation::PromptLookup,
         pages: pages(&loaded.model),
         sequences_max: 16,
         queue_max: 64,
@@ -59,6 +61,7 @@ fn request(seed: u32, prompt: u32, tokens_max: usize) -> GenerationRequest {
         tokens_max,
         sampling: Sampling::GREEDY,
         ignore_eog: true,
+        may_draft: true,
     }
 }
 
@@ -70,7 +73,7 @@ fn run(engine: &Engine, request: GenerationRequest) -> (Vec<u32>, usize) {
             EventKind::Started { tokens_cached } => cached = tokens_cached,
             EventKind::Token { id } => tokens.push(id),
             EventKind::Ended { reason } => assert_eq!(reason, EndReason::Length),
-            EventKind::Prefilled { .. } => {}
+            EventKind::Prefilled { .. } | EventKind::Drafted { .. } => {}
         }
     }
     (tokens, cached)

@@ -18,12 +18,18 @@ pub struct Timings {
     pub predicted_ms: f64,
     pub predicted_per_token_ms: f64,
     pub predicted_per_second: f64,
+    /// Tokens drafted, and those of them that became part of the answer; absent when none was drafted.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub draft_n: Option<u32>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub draft_n_accepted: Option<u32>,
 }
 
 impl From<&Usage> for Timings {
     fn from(usage: &Usage) -> Timings {
         let prompt_n = usage.prompt_tokens.saturating_sub(usage.cached_tokens);
         // The first token comes with the prefill; the decode time is that of the others.
+        let drafted = usage.drafted_tokens > 0;
         let decoded_n = usage.completion_tokens.saturating_sub(1);
         Timings {
             cache_n: usage.cached_tokens,
@@ -35,6 +41,8 @@ impl From<&Usage> for Timings {
             predicted_ms: usage.decode_ms,
             predicted_per_token_ms: ratio(usage.decode_ms, decoded_n.into()),
             predicted_per_second: ratio(1000.0 * f64::from(decoded_n), usage.decode_ms),
+            draft_n: drafted.then_some(usage.drafted_tokens),
+            draft_n_accepted: drafted.then_some(usage.accepted_tokens),
         }
     }
 }
@@ -59,7 +67,13 @@ mod tests {
             queue_ms: 3.0,
             prefill_ms: 50.0,
             decode_ms: 200.0,
+            drafted_tokens: 8,
+            accepted_tokens: 6,
         });
+        assert_eq!(
+            (timings.draft_n, timings.draft_n_accepted),
+            (Some(8), Some(6))
+        );
         assert_eq!((timings.cache_n, timings.prompt_n), (10, 100));
         assert_eq!(timings.prompt_per_token_ms, 0.5);
         assert_eq!(timings.prompt_per_second, 2000.0);
@@ -78,6 +92,7 @@ mod tests {
         ) {
             let timings = Timings::from(&Usage {
                 prompt_tokens, cached_tokens, completion_tokens, queue_ms: 0.0, prefill_ms, decode_ms,
+                ..Usage::default()
             });
             prop_assert!(timings.prompt_per_second.is_finite());
             prop_assert!(timings.prompt_per_token_ms.is_finite());

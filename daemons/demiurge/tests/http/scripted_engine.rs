@@ -372,6 +372,8 @@ fn finished(reason: FinishReason, completion_tokens: u32) -> Kind {
             queue_ms: 1.5,
             prefill_ms: 40.0,
             decode_ms: 100.0,
+            drafted_tokens: 12,
+            accepted_tokens: 9,
         }),
     })
 }

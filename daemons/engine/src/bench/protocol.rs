@@ -35,6 +35,13 @@ pub enum Task {
     },
     /// Time from a prompt of `tokens` to its first token.
     FirstToken { tokens: usize, seed: u64 },
+    /// Answer a chat message greedily with up to `tokens` tokens, `runs` times without drafted tokens and with
+    /// them, in turn: the median rate without, then that with them. Asked of this engine only.
+    Speculation {
+        message: String,
+        tokens: usize,
+        runs: usize,
+    },
     /// Read a buffer as large as the model once more. Asked of this engine only.
     ReadBandwidth,
     /// The int8 multiplications this processor does at most. Asked of this engine only.

@@ -68,7 +68,7 @@ fn bytes_per_token(row: Row, tokens: usize, facts: &ModelFacts) -> Option<f64> {
     let (depth, sequences) = match row {
         Row::Decode { depth } => (depth.max(1), 1),
         Row::Batch { sequences } => (BATCH_PROMPT_TOKENS, sequences),
-        Row::Prefill { .. } | Row::Start => return None,
+        Row::Prefill { .. } | Row::Speculation { .. } | Row::Start => return None,
     };
     let kv = work.kv_bytes((depth + tokens / 2) as u64);
     Some(work.weights_bytes as f64 / sequences as f64 + kv as f64)
@@ -170,7 +170,9 @@ impl Report {
              a sample. batchN: N sequences side by side behind {BATCH_PROMPT_TOKENS} tokens each, all \
              their tokens. load: from opening the file (in the page cache) to the first token, of a fresh \
              process; first token: of a prompt of {START_PROMPT_TOKENS} tokens in that process, and again; \
-             peak RSS: of that process. Prompts are fixed pseudo-random tokens. {repeat} samples a row. \
+             peak RSS: of that process. Prompts are fixed pseudo-random tokens. \
+             copy and essay: a chat answer that repeats its message and one that does not, without drafted \
+             tokens and with them in turn. {repeat} samples a row. \
              Of the probe: bytes a token moves (weights and KV at mean depth) times tokens/s, over what \
              the same threads read of a buffer of the weights' size just before and after. Others: the \
              most cores that other processes used while a sample was taken; a sample counts up to \

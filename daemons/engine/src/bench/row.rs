@@ -4,12 +4,14 @@ use super::protocol::{BATCH_PROMPT_TOKENS, Task};
 use std::{fmt, str::FromStr};
 
 /// One row. Written `pp512` (prefill of 512 tokens), `tg8192` (decode at depth 8192), `batch4` (four
-/// sequences decode side by side), `start` (what a fresh process takes).
+/// sequences decode side by side), `copy` and `essay` (an answer that repeats its prompt and one that
+/// repeats nothing, without drafted tokens and with them), `start` (what a fresh process takes).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Row {
     Prefill { tokens: usize },
     Decode { depth: usize },
     Batch { sequences: usize },
+    Speculation { repeats: bool },
     Start,
 }
 
@@ -29,12 +31,32 @@ const PREFILL_SECONDS_MIN: f64 = 1.0;
 /// The prompt that KV is filled with; samples share it, so that it is computed once.
 const FILL_SEED: u64 = 1;
 
+/// Tokens of an answer with and without drafts, as a multiple of those of other runs: drafts come in when
+/// there is something to repeat.
+const ANSWER_RUNS: usize = 4;
+
+/// Runs of a sample, each without drafts and with them.
+const SPECULATION_RUNS: usize = 3;
+
+/// Most tokens that a tokenizer makes of [`COPY`] and a template's words.
+const MESSAGE_TOKENS_MAX: usize = 512;
+
+const COPY: &str = "Repeat the following text word for word, but write Anna wherever it says Peter.\n\n\
+    Peter lives in a small house at the end of the village. Every morning Peter walks down to the river, \
+    where the old boats lie in the grass. He sits on the bridge, eats an apple and counts the ducks. When \
+    it rains, Peter stays at home and repairs the clocks that people bring him. There are clocks from \
+    every house in the village: tall ones, round ones, and one that plays a song at noon. In the evening \
+    Peter lights the lamp, opens a book about the stars and reads until the fire has gone out.";
+const ESSAY: &str = "Write an essay about how bridges are built.";
+
 impl fmt::Display for Row {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::Prefill { tokens } => write!(f, "pp{tokens}"),
             Self::Decode { depth } => write!(f, "tg{depth}"),
             Self::Batch { sequences } => write!(f, "batch{sequences}"),
+            Self::Speculation { repeats: true } => f.write_str("copy"),
+            Self::Speculation { repeats: false } => f.write_str("essay"),
             Self::Start => f.write_str("start"),
         }
     }
@@ -50,6 +72,9 @@ impl FromStr for Row {
         };
         let row = if text == "start" {
             Some(Self::Start)
+        } else if text == "copy" || text == "essay" {
+            let repeats = text == "copy";
+            Some(Self::Speculation { repeats })
         } else if let Some(digits) = text.strip_prefix("pp") {
             number(digits, 1, TOKENS_MAX).map(|tokens| Self::Prefill { tokens })
         } else if let Some(digits) = text.strip_prefix("tg") {
@@ -59,7 +84,9 @@ impl FromStr for Row {
         } else {
             None
         };
-        row.ok_or_else(|| "rows are for instance pp512, tg0, tg8192, batch4 and start".to_owned())
+        row.ok_or_else(|| {
+            "rows are for instance pp512, tg0, tg8192, batch4, copy, essay and start".to_owned()
+        })
     }
 }
 
@@ -85,6 +112,11 @@ impl Row {
                 tokens,
                 seed: FILL_SEED + 1,
             }),
+            Self::Speculation { repeats } => Some(Task::Speculation {
+                message: if repeats { COPY } else { ESSAY }.to_owned(),
+                tokens: ANSWER_RUNS * tokens,
+                runs: SPECULATION_RUNS,
+            }),
             Self::Start => None,
         }
     }
@@ -95,6 +127,7 @@ impl Row {
             Self::Prefill { tokens } => tokens + 1,
             Self::Decode { depth } => depth.max(1) + tokens + 1,
             Self::Batch { .. } => BATCH_PROMPT_TOKENS + tokens + 1,
+            Self::Speculation { .. } => MESSAGE_TOKENS_MAX + ANSWER_RUNS * tokens + 1,
             Self::Start => START_PROMPT_TOKENS + 1,
         }
     }
@@ -105,6 +138,11 @@ impl Row {
             Self::Batch { sequences } => sequences * self.context_tokens(tokens),
             _ => self.context_tokens(tokens),
         }
+    }
+
+    /// Whether another engine cannot be asked for it.
+    pub fn is_of_this_engine(self) -> bool {
+        matches!(self, Self::Speculation { .. })
     }
 
     /// Sequences that run at once.
@@ -122,7 +160,7 @@ mod tests {
 
     #[test]
     fn names_are_read_as_they_are_written() {
-        for name in ["pp512", "tg0", "tg8192", "batch8", "start"] {
+        for name in ["pp512", "tg0", "tg8192", "batch8", "copy", "essay", "start"] {
             assert_eq!(name.parse::<Row>().unwrap().to_string(), name);
         }
         for wrong in [

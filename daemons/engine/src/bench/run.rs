@@ -53,11 +53,10 @@ pub struct Quantity {
     pub more_is_better: bool,
 }
 
-const RATE: &[Quantity] = &[Quantity {
-    name: "",
-    unit: "tokens/s",
-    more_is_better: true,
-}];
+const RATE: &[Quantity] = &[rate("")];
+
+const COPY: &[Quantity] = &[rate("copy, no drafts"), rate("copy, drafts")];
+const ESSAY: &[Quantity] = &[rate("essay, no drafts"), rate("essay, drafts")];
 
 const START: &[Quantity] = &[
     less("load", "s"),
@@ -65,6 +64,14 @@ const START: &[Quantity] = &[
     less("first token, cached", "s"),
     less("peak RSS", "MiB"),
 ];
+
+const fn rate(name: &'static str) -> Quantity {
+    Quantity {
+        name,
+        unit: "tokens/s",
+        more_is_better: true,
+    }
+}
 
 const fn less(name: &'static str, unit: &'static str) -> Quantity {
     Quantity {
@@ -78,7 +85,9 @@ const fn less(name: &'static str, unit: &'static str) -> Quantity {
 pub fn quantities(row: Row) -> &'static [Quantity] {
     match row {
         Row::Start => START,
-        _ => RATE,
+        Row::Speculation { repeats: true } => COPY,
+        Row::Speculation { repeats: false } => ESSAY,
+        Row::Prefill { .. } | Row::Decode { .. } | Row::Batch { .. } => RATE,
     }
 }
 
@@ -140,7 +149,7 @@ pub fn measure(
         // Once for nothing: KV filled, buffers allocated, caches warm.
         if let Some(task) = row.task(plan.tokens, plan.repeat * (plan.retries + 1)) {
             ours.ask(&task)?;
-            if let Some(peer) = &mut peer {
+            if let Some(peer) = peer.as_mut().filter(|_| !row.is_of_this_engine()) {
                 peer.ask(&task)?;
             }
         }
@@ -177,6 +186,9 @@ fn take_quiet(
             let (Some(side), Some(launch)) = (peer, &plan.peer) else {
                 return Ok(None);
             };
+            if result.row.is_of_this_engine() {
+                return Ok(None);
+            }
             sample(setup, plan, side, launch, result.row, number).map(Some)
         };
         let before = if first { None } else { take_peer(peer)? };
@@ -231,9 +243,15 @@ fn sample(
     let Answer::Rates(rates) = answer else {
         bail!("asked for rates, the worker said {answer:?}");
     };
-    let summary = Summary::of(&rates).context("the worker gave no rate")?;
+    let values = match quantities(row).len() {
+        1 => {
+            let summary = Summary::of(&rates).context("the worker gave no rate")?;
+            vec![summary.median]
+        }
+        _ => rates,
+    };
     Ok(Sample {
-        values: vec![summary.median],
+        values,
         neighbours,
         bandwidth: None,
     })

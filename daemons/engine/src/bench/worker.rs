@@ -22,6 +22,7 @@ use std::{
 };
 use vitriol_chassis::Heartbeat;
 use vitriol_kernels_cpu::ProbeMemory;
+use vitriol_profile::Speculation;
 
 /// Most tokens of a step: what `engine.NAME.step_tokens_max` is by default.
 const STEP_TOKENS: usize = 512;
@@ -60,6 +61,7 @@ impl Worker {
             alias: String::new(),
             context_tokens: needs.context_tokens,
             codecs: needs.codecs,
+            speculation: Speculation::PromptLookup,
             pages: vec![pages; model.kv_groups.len()],
             sequences_max: needs.sequences,
             queue_max: needs.sequences,
@@ -151,6 +153,11 @@ impl Worker {
             Task::FirstToken { tokens, seed } => {
                 Ok(Answer::Seconds(self.time_to_first_token(tokens, seed)?))
             }
+            Task::Speculation {
+                ref message,
+                tokens,
+                runs,
+            } => self.speculation(message, tokens, runs),
             Task::ReadBandwidth => self.read_bandwidth(),
             Task::Int8Peak => Ok(Answer::MacsPerSecond(self.engine.model.device.int8_peak())),
         }
@@ -201,6 +208,36 @@ impl Worker {
         Ok((*first - began).as_secs_f64())
     }
 
+    fn speculation(&self, message: &str, tokens: usize, runs: usize) -> anyhow::Result<Answer> {
+        let language = self.engine.language.as_ref();
+        let language = language.context("the model's tokenizer is not supported")?;
+        let messages = serde_json::json!([{"role": "user", "content": message}]);
+        let rendered = language
+            .template
+            .render(messages.to_string().as_bytes(), b"", b"", true)?;
+        let prompt = rendered.encode(&language.tokenizer);
+        let (mut rates, mut answers) = ([Vec::new(), Vec::new()], Vec::new());
+        for _ in 0..runs {
+            for (may_draft, rates) in [false, true].into_iter().zip(&mut rates) {
+                let request = GenerationRequest {
+                    ignore_eog: false,
+                    may_draft,
+                    ..self.request(prompt.clone(), tokens)?
+                };
+                let (answer, rate) = timed_answer(self.engine.generate(request)?)?;
+                rates.push(rate);
+                answers.push(answer);
+            }
+        }
+        if answers.iter().any(|answer| *answer != answers[0]) {
+            bail!("drafted tokens changed the answer");
+        }
+        let medians = rates.iter().map(|of| vitriol_measure::Summary::of(of));
+        let medians = medians.map(|of| of.map(|of| of.median));
+        let medians: Option<Vec<f64>> = medians.collect();
+        Ok(Answer::Rates(medians.context("no run was timed")?))
+    }
+
     /// Median of a few passes over a buffer of the weights' size, after one that is not counted.
     fn read_bandwidth(&mut self) -> anyhow::Result<Answer> {
         let model = &self.engine.model;
@@ -231,6 +268,11 @@ impl Worker {
     }
 
     fn generate_from(&self, prompt: Vec<u32>, tokens_max: usize) -> anyhow::Result<Generation> {
+        Ok(self.engine.generate(self.request(prompt, tokens_max)?)?)
+    }
+
+    /// A greedy one without drafts: what is measured is what a token takes.
+    fn request(&self, prompt: Vec<u32>, tokens_max: usize) -> anyhow::Result<GenerationRequest> {
         let context = self.engine.limits.context_tokens;
         if prompt.len() + tokens_max > context {
             bail!(
@@ -238,14 +280,39 @@ impl Worker {
                 prompt.len() + tokens_max
             );
         }
-        let request = GenerationRequest {
+        Ok(GenerationRequest {
             prompt,
             tokens_max,
             sampling: Sampling::GREEDY,
             ignore_eog: true,
-        };
-        Ok(self.engine.generate(request)?)
+            may_draft: false,
+        })
     }
+}
+
+/// The tokens of an answer, and tokens/s from the first to the last. Errors: it has no two tokens, or was
+/// cut off.
+fn timed_answer(generation: Generation) -> anyhow::Result<(Vec<u32>, f64)> {
+    let (mut tokens, mut times) = (Vec::new(), Vec::new());
+    for event in generation.events_read_every(READ_INTERVAL) {
+        match event.kind {
+            EventKind::Token { id } => {
+                tokens.push(id);
+                times.push(event.at);
+            }
+            EventKind::Ended {
+                reason: EndReason::Length | EndReason::Eog,
+            } => {}
+            EventKind::Ended { reason } => bail!("the answer ended with {reason:?}"),
+            EventKind::Started { .. } | EventKind::Prefilled { .. } | EventKind::Drafted { .. } => {
+            }
+        }
+    }
+    let [first, .., last] = times[..] else {
+        bail!("an answer of {} tokens has no rate", tokens.len());
+    };
+    let seconds = (last - first).as_secs_f64();
+    Ok((tokens, (times.len() - 1) as f64 / seconds.max(1e-9)))
 }
 
 /// When each token of a sequence came. Errors: it did not reach its length.

@@ -55,7 +55,7 @@ pub struct BenchArgs {
         default_value = "1,2,4,8"
     )]
     batch: Vec<usize>,
-    /// Exactly these rows, for instance pp512,tg0,tg8192,batch4,start, instead of those of --prompt, --depth
+    /// Exactly these rows, for instance pp512,tg0,tg8192,batch4,copy,essay,start, instead of those of --prompt, --depth
     /// and --batch and the start of a process.
     #[arg(long, value_name = "ROW,...", value_delimiter = ',', conflicts_with_all = ["prompt", "depth", "batch"])]
     rows: Vec<Row>,

@@ -11,7 +11,7 @@ use crate::{
 use anyhow::{Context, bail};
 use std::{collections::BTreeMap, io::Write, path::PathBuf, time::Instant};
 use vitriol_chassis::{Environment, Exit, Failure, Heartbeat, OrExit, init_trace};
-use vitriol_profile::{LogFormat, Repack};
+use vitriol_profile::{LogFormat, Repack, Speculation};
 use vitriol_tokens::{EncodeOptions, Utf8Stream};
 
 #[derive(Debug, clap::Args)]
@@ -41,6 +41,9 @@ pub struct RunArgs {
     /// Where panels of the weights come from: `file`, made once and kept in the cache directory, or `ram`.
     #[arg(long, value_name = "WHERE", default_value = "ram")]
     repack: Repack,
+    /// Where tokens are drafted from before they are computed: prompt-lookup or off. The text is the same.
+    #[arg(long, value_name = "HOW", default_value_t = Speculation::PromptLookup)]
+    speculation: Speculation,
     #[command(flatten)]
     kv: KvArgs,
 }
@@ -91,6 +94,7 @@ fn complete(args: RunArgs, environment: &Environment) -> anyhow::Result<()> {
         alias: String::new(),
         context_tokens: prompt.len() + tokens_max,
         codecs: args.kv.codecs(),
+        speculation: args.speculation,
         pages: vec![pages; loaded.model.kv_groups.len()],
         sequences_max: 1,
         queue_max: 1,
@@ -120,16 +124,26 @@ fn complete(args: RunArgs, environment: &Environment) -> anyhow::Result<()> {
         tokens_max,
         sampling,
         ignore_eog: false,
+        may_draft: true,
     };
 
     let tokenizer = &engine.language.as_ref().context("checked above")?.tokenizer;
     let (mut out, mut utf8, mut times) = (std::io::stdout(), Utf8Stream::default(), Vec::new());
     let (began, mut ended) = (Instant::now(), None);
+    let (mut drafted, mut accepted) = (0, 0);
     for event in engine.generate(request)? {
         let id = match event.kind {
             EventKind::Token { id } => id,
             EventKind::Ended { reason } => {
                 ended = Some(reason);
+                continue;
+            }
+            EventKind::Drafted {
+                tokens,
+                accepted: of,
+            } => {
+                drafted += tokens;
+                accepted += of;
                 continue;
             }
             EventKind::Started { .. } | EventKind::Prefilled { .. } => continue,
@@ -158,7 +172,8 @@ fn complete(args: RunArgs, environment: &Environment) -> anyhow::Result<()> {
         let rate = if decode > 0.0 { steps / decode } else { 0.0 };
         writeln!(
             std::io::stderr(),
-            "prompt {n_prompt} tokens in {prefill:.3} s ({:.0}/s), {} generated at {rate:.1}/s",
+            "prompt {n_prompt} tokens in {prefill:.3} s ({:.0}/s), {} generated at {rate:.1}/s, \
+             {accepted} of {drafted} drafted tokens accepted",
             n_prompt as f64 / prefill,
             times.len(),
         )?;

@@ -142,6 +142,7 @@ fn limits(
             keys: engine.kv_keys,
             values: engine.kv_values,
         },
+        speculation: engine.speculation,
         // Known with the model.
         pages: Vec::new(),
         sequences_max: engine.sequences_max as usize,

@@ -1,4 +1,5 @@
-use super::{Ownership, PrefillRun, PrefillTurns, Prompt, StepCost, StepRoom};
+use super::{Draft, Ownership, PrefillRun, PrefillTurns, Prompt, StepCost, StepRoom, plan_drafts};
+use crate::speculation::{DRAFTED_MAX, HOPE};
 
 /// What a prompt that has the engine to itself computes in a step whatever that costs: with fewer
 /// rows, reading the weights would take more of the time than whoever comes would gain.
@@ -24,6 +25,8 @@ pub struct SequenceView<'a> {
     pub phase: Phase,
     /// Tokens whose KV stands.
     pub depth: usize,
+    /// Tokens drafted to follow the one it decodes.
+    pub draft: Draft,
 }
 
 /// Bounds of a step.
@@ -53,9 +56,24 @@ pub struct Share {
     pub work: Work,
     /// Tokens before the first of the share.
     pub depth: usize,
+    /// Where it decodes, those beyond the first are drafted.
     pub tokens: usize,
     /// Of how many of its last tokens the logits are wanted.
     pub logits: usize,
+}
+
+impl Share {
+    /// Tokens that may turn out to be wrong.
+    pub fn drafted(&self) -> usize {
+        self.logits.saturating_sub(1)
+    }
+
+    /// Takes back all drafted tokens but `drafted`.
+    pub fn shorten_draft(&mut self, drafted: usize) {
+        let less = self.drafted().saturating_sub(drafted);
+        self.tokens -= less;
+        self.logits -= less;
+    }
 }
 
 /// Plans steps, and learns from what they took.
@@ -82,7 +100,8 @@ impl Scheduler {
     /// Plans a step over the running sequences, oldest first.
     ///
     /// Every decoding sequence gets its token as long as `tokens_max` allows (callers keep it at or
-    /// above the number of sequences). Prefill gets the rest of the time that the step may take.
+    /// above the number of sequences). Prefill gets the rest of the time that the step may take; where
+    /// there is none to do, drafted tokens are verified if that pays.
     pub fn plan_step(&mut self, sequences: &[SequenceView<'_>]) -> Vec<Share> {
         let mut shares: Vec<Share> = Vec::new();
         let (mut prompts, mut indices) = (Vec::new(), Vec::new());
@@ -136,32 +155,66 @@ impl Scheduler {
                 });
             }
         }
+        if prompts.is_empty() && decoding > 0 {
+            self.add_drafts(sequences, &mut shares);
+        }
         shares
+    }
+
+    /// Adds drafted tokens to the shares of decoding sequences.
+    fn add_drafts(&mut self, sequences: &[SequenceView<'_>], shares: &mut [Share]) {
+        let drafts = shares.iter().map(|share| sequences[share.sequence].draft);
+        let drafts: Vec<Draft> = drafts.collect();
+        let decode_ms = self.cost.decode_ms(drafts.len());
+        let ms_max = match drafts.len() {
+            // Nobody but whoever gains by it waits; a newcomer does so no longer than for two tokens.
+            1 => self.bounds.decode_stall_ms_max.max(2.0 * decode_ms),
+            _ => self.bounds.decode_stall_ms_max,
+        };
+        let tokens_max = DRAFTED_MAX.min(self.bounds.tokens_max - drafts.len());
+        let given = plan_drafts(&drafts, &self.cost, tokens_max, ms_max);
+        for (share, drafted) in shares.iter_mut().zip(&given) {
+            share.tokens += drafted;
+            share.logits += drafted;
+        }
+        let hopeful = |draft: &Draft| draft.tokens > 0 && draft.acceptance >= HOPE;
+        let none = given.iter().all(|&drafted| drafted == 0);
+        if none
+            && tokens_max > 0
+            && drafts.iter().any(hopeful)
+            && decode_ms + self.cost.draft_ms(1) <= ms_max
+        {
+            self.cost.doubt_drafts();
+        }
     }
 
     /// Time that a step of these shares is expected to take, ms.
     pub fn predict_ms(&self, shares: &[Share]) -> f64 {
-        let (decoding, prefill) = shape(shares);
+        let (decoding, drafted, prefill) = shape(shares);
         let prefill = prefill.iter().map(|run| self.cost.prefill_ms(*run));
-        self.cost.decode_ms(decoding) + prefill.sum::<f64>()
+        self.cost.decode_ms(decoding) + self.cost.draft_ms(drafted) + prefill.sum::<f64>()
     }
 
     /// A step of these shares took `took_ms`.
     pub fn observe_step(&mut self, shares: &[Share], took_ms: f64) {
-        let (decoding, prefill) = shape(shares);
-        self.cost.observe(decoding, &prefill, took_ms);
+        let (decoding, drafted, prefill) = shape(shares);
+        match drafted {
+            0 => self.cost.observe(decoding, &prefill, took_ms),
+            _ => self.cost.observe_drafts(decoding, drafted, took_ms),
+        }
     }
 }
 
-/// Tokens decoded, and the runs of prefill.
-fn shape(shares: &[Share]) -> (usize, Vec<PrefillRun>) {
+/// Sequences that decode, tokens drafted for them, and the runs of prefill.
+fn shape(shares: &[Share]) -> (usize, usize, Vec<PrefillRun>) {
     let of = |work| shares.iter().filter(move |share| share.work == work);
     let run = |share: &Share| PrefillRun {
         depth: share.depth,
         tokens: share.tokens,
     };
-    let decoding = of(Work::Decode).map(|share| share.tokens).sum();
-    (decoding, of(Work::Prefill).map(run).collect())
+    let drafted = shares.iter().map(Share::drafted).sum();
+    let prefill = of(Work::Prefill).map(run).collect();
+    (of(Work::Decode).count(), drafted, prefill)
 }
 
 #[cfg(test)]
@@ -205,6 +258,7 @@ mod tests {
                 ownership,
                 phase,
                 depth: 0,
+                draft: Draft::default(),
             })
             .collect();
         let shares = scheduler.plan_step(&views);
@@ -281,19 +335,26 @@ mod tests {
                 let views: Vec<_> = sequences
                     .iter()
                     .zip(&owners)
-                    .map(|(&(phase, depth, ..), ownership)| SequenceView { ownership, phase, depth })
+                    .map(|(&(phase, depth, request, _), ownership)| {
+                        let (tokens, acceptance) = (depth % 9, request as f64 / 10.0);
+                        let draft = Draft { tokens, acceptance };
+                        SequenceView { ownership, phase, depth, draft }
+                    })
                     .collect();
                 let shares = scheduler.plan_step(&views);
-                let mut got = vec![0usize; views.len()];
+                let (mut got, mut drafted) = (vec![0usize; views.len()], 0);
                 for share in &shares {
                     prop_assert!(share.tokens > 0);
                     prop_assert_eq!(got[share.sequence], 0, "one share each");
                     got[share.sequence] = share.tokens;
+                    drafted += share.drafted();
                 }
                 let (mut prefill, mut wanted) = (0, 0);
                 for (view, &tokens) in views.iter().zip(&got) {
                     match view.phase {
-                        Phase::Decode => prop_assert_eq!(tokens, 1),
+                        Phase::Decode => {
+                            prop_assert!((1..=1 + view.draft.tokens).contains(&tokens));
+                        }
                         Phase::Paused => prop_assert_eq!(tokens, 0),
                         Phase::Prefill { tokens_left } => {
                             prop_assert!(tokens <= tokens_left);
@@ -303,6 +364,8 @@ mod tests {
                     }
                 }
                 prop_assert!(prefill > 0 || wanted == 0, "prefill moves");
+                prop_assert!(drafted == 0 || wanted == 0, "no drafts beside prefill");
+                prop_assert!(drafted <= DRAFTED_MAX);
                 prop_assert!(got.iter().sum::<usize>() <= 512);
                 let ms = scheduler.predict_ms(&shares);
                 let bound = match wanted == prefill || prefill > CHUNK_TOKENS_MIN {

@@ -11,6 +11,11 @@ const SHARE_MIN: f64 = 0.05;
 /// A measured step counts as no more than so many times the predicted one, and no less than its
 /// inverse: a page fault or a busy neighbour must not pass for the cost of a token.
 const SURPRISE_MAX: f64 = 2.0;
+/// What a drafted token is taken to cost until one has been verified, as a share of a step of one
+/// sequence: cheap enough to be tried.
+const DRAFT_GUESS: f64 = 0.15;
+/// What one step that verifies nothing for the sake of its cost takes off that cost.
+const DOUBT: f64 = 0.003;
 /// Least cost of anything, ms: no estimate becomes zero.
 const COST_MIN_MS: f64 = 1e-6;
 /// Most that one observed unit may cost, ms.
@@ -31,11 +36,13 @@ pub struct PrefillRun {
 /// step without decoding costs beyond its tokens is part of `a`. Each pair of coefficients is the
 /// state of a Kalman filter that lets them drift: an exponential filter in the direction that steps
 /// are measured in, while what was learnt at another depth stays. In a mixed step either part answers
-/// for its share of the deviation.
+/// for its share of the deviation. `m` drafted tokens cost `v0 + v1·m` ms on top, learnt likewise.
 #[derive(Clone, Debug)]
 pub struct StepCost {
     decode: Line,
     prefill: Line,
+    /// `None` until a draft has been verified.
+    draft: Option<Line>,
 }
 
 /// `at_zero + slope·x`, both never negative and `at_zero` above zero.
@@ -54,6 +61,7 @@ impl Default for StepCost {
         Self {
             decode: Line::new(5.0, 5.0),
             prefill: Line::new(4.0, 0.5),
+            draft: None,
         }
     }
 }
@@ -70,6 +78,40 @@ impl StepCost {
     /// Time of the part of a step that computes `run`, ms.
     pub fn prefill_ms(&self, run: PrefillRun) -> f64 {
         run.tokens as f64 * self.prefill.at(mean_depth(run))
+    }
+
+    /// What verifying `drafted` tokens adds to a step, ms.
+    pub fn draft_ms(&self, drafted: usize) -> f64 {
+        match (drafted, &self.draft) {
+            (0, _) => 0.0,
+            (n, Some(line)) => line.at(n as f64),
+            (n, None) => DRAFT_GUESS * n as f64 * self.decode_ms(1),
+        }
+    }
+
+    /// A step of `decoding` sequences that verified `drafted` tokens for them, and did nothing else, took
+    /// `took_ms`.
+    pub fn observe_drafts(&mut self, decoding: usize, drafted: usize, took_ms: f64) {
+        if !(took_ms.is_finite() && took_ms > 0.0) || decoding == 0 || drafted == 0 {
+            return;
+        }
+        let (decode_ms, draft_ms) = (self.decode_ms(decoding), self.draft_ms(drafted));
+        let share = draft_ms / (decode_ms + draft_ms);
+        let deviation = took_ms - decode_ms - draft_ms;
+        let guess = DRAFT_GUESS * self.decode_ms(1);
+        let draft = self.draft.get_or_insert_with(|| Line::new(guess, guess));
+        draft.follow(drafted as f64, draft_ms + share * deviation, share);
+        let measured = decode_ms + (1.0 - share) * deviation;
+        self.decode.follow(decoding as f64, measured, 1.0 - share);
+    }
+
+    /// Drafted tokens were left alone because they cost too much. What is not computed is not measured
+    /// either: the cost is doubted a little, so that one day it is.
+    pub fn doubt_drafts(&mut self) {
+        if let Some(draft) = &mut self.draft {
+            draft.at_zero = (draft.at_zero * (1.0 - DOUBT)).max(COST_MIN_MS);
+            draft.slope *= 1.0 - DOUBT;
+        }
     }
 
     /// Most tokens from `depth` on that cost no more than `ms`.

@@ -8,9 +8,10 @@ use crate::{
     metrics::EngineMetrics,
     scheduler::{
         AdmissionOrder, Candidate, Fit, Holder, Reservations, Scheduler, SequenceView, Share,
-        StepBounds, TenantUse, choose_victim,
+        StepBounds, TenantUse, Work, choose_victim,
     },
     sequence::{EndReason, EventKind, NewSequence},
+    speculation::Drafter,
 };
 use std::{collections::BTreeSet, fmt::Display, time::Instant};
 
@@ -41,6 +42,7 @@ pub struct Roster {
     metrics: EngineMetrics,
     pools: GroupPools,
     scheduler: Scheduler,
+    drafter: Option<Box<dyn Drafter>>,
     order: AdmissionOrder,
     arrivals: u64,
     /// In order of arrival.
@@ -50,10 +52,16 @@ pub struct Roster {
 }
 
 impl Roster {
-    pub fn new(limits: RosterLimits, metrics: EngineMetrics) -> Self {
+    /// `drafter`: `None`, nothing is drafted.
+    pub fn new(
+        limits: RosterLimits,
+        drafter: Option<Box<dyn Drafter>>,
+        metrics: EngineMetrics,
+    ) -> Self {
         Self {
             pools: GroupPools::new(&limits.groups, limits.bounds.tokens_max),
             scheduler: Scheduler::new(limits.bounds),
+            drafter,
             order: AdmissionOrder::default(),
             arrivals: 0,
             waiting: Vec::new(),
@@ -187,6 +195,9 @@ impl Roster {
     ) -> (Vec<Share>, usize) {
         for running in &mut self.running {
             running.note_phase(now);
+            if let Some(drafter) = &mut self.drafter {
+                running.make_draft(&mut **drafter);
+            }
         }
         let views: Vec<_> = self
             .running
@@ -195,17 +206,27 @@ impl Roster {
                 ownership: &running.sequence.new.ownership,
                 phase: running.phase(),
                 depth: running.computed,
+                draft: running.draft(),
             })
             .collect();
         let mut shares = self.scheduler.plan_step(&views);
+        self.note_refused_drafts(&shares);
         self.pools.tick();
+        let mut end = |running: &mut Running, cause: String| {
+            tracing::error!(cause, "no KV memory for a sequence; it ends");
+            let reason = EndReason::OutOfMemory;
+            running.ended = Some(reason);
+            outbox.push(&running.sequence.new, EventKind::Ended { reason });
+        };
         for share in &shares {
             if let Err(cause) = self.make_room(*share, &mut prepare) {
-                tracing::error!(cause, "no KV memory for a sequence; it ends");
-                let reason = EndReason::OutOfMemory;
-                let running = &mut self.running[share.sequence];
-                running.ended = Some(reason);
-                outbox.push(&running.sequence.new, EventKind::Ended { reason });
+                end(&mut self.running[share.sequence], cause);
+            }
+        }
+        // Only when everybody has what is sure to be needed: nobody gives way for a draft.
+        for share in shares.iter_mut().filter(|share| share.drafted() > 0) {
+            if let Err(cause) = self.make_room_for_draft(share, &mut prepare) {
+                end(&mut self.running[share.sequence], cause);
             }
         }
         shares.retain(|share| {
@@ -216,14 +237,29 @@ impl Roster {
         (shares, waits_again)
     }
 
-    /// Gives the sequence the pages its share needs, if need be from others, unless it must give way
+    /// Tells those whose drafts are not worth verifying. Beside prefill nobody's are, which says nothing
+    /// of them.
+    fn note_refused_drafts(&mut self, shares: &[Share]) {
+        if shares.iter().any(|share| share.work == Work::Prefill) {
+            return;
+        }
+        for share in shares.iter().filter(|share| share.drafted() == 0) {
+            let running = &mut self.running[share.sequence];
+            if running.draft().tokens > 0 {
+                running.sequence.pace.refused();
+            }
+        }
+    }
+
+    /// Gives the sequence the pages its share needs but for its drafted tokens, if need be from others, unless it must give way
     /// itself. Errors: why the machine or the pool has no page at all.
     fn make_room<E: Display>(
         &mut self,
         share: Share,
         prepare: &mut impl FnMut(usize, u32) -> Result<(), E>,
     ) -> Result<(), String> {
-        let needed = (share.depth + share.tokens).div_ceil(PAGE_TOKENS);
+        let sure = share.tokens - share.drafted();
+        let needed = (share.depth + sure).div_ceil(PAGE_TOKENS);
         loop {
             let running = &self.running[share.sequence];
             if running.gives_way || running.tables.blocks() >= needed {
@@ -236,14 +272,47 @@ impl Roster {
                 self.running[victim].tables.give_back();
                 continue;
             }
-            let tables = &mut self.running[share.sequence].tables;
-            if let Err(refusal) = tables.grow(&self.pools, &mut *prepare) {
-                return Err(match refusal {
-                    Some(error) => error.to_string(),
-                    None => "every page is held".to_owned(),
-                });
-            }
+            self.grow(share.sequence, prepare)?;
         }
+    }
+
+    /// Gives the sequence the page that its drafted tokens need, if there is one to spare; else drafts
+    /// are cut to what has room. Errors: as [`Self::make_room`].
+    fn make_room_for_draft<E: Display>(
+        &mut self,
+        share: &mut Share,
+        prepare: &mut impl FnMut(usize, u32) -> Result<(), E>,
+    ) -> Result<(), String> {
+        loop {
+            let running = &self.running[share.sequence];
+            if running.gives_way || running.ended.is_some() {
+                return Ok(());
+            }
+            let room = running.tables.blocks() * PAGE_TOKENS - share.depth;
+            if room >= share.tokens {
+                return Ok(());
+            }
+            if !self.has_page_for(share.sequence) {
+                share.shorten_draft(room - 1);
+                return Ok(());
+            }
+            self.grow(share.sequence, prepare)?;
+        }
+    }
+
+    /// Adds a page of each group. Errors: why there is none.
+    fn grow<E: Display>(
+        &mut self,
+        sequence: usize,
+        prepare: &mut impl FnMut(usize, u32) -> Result<(), E>,
+    ) -> Result<(), String> {
+        let tables = &mut self.running[sequence].tables;
+        tables
+            .grow(&self.pools, prepare)
+            .map_err(|refusal| match refusal {
+                Some(error) => error.to_string(),
+                None => "every page is held".to_owned(),
+            })
     }
 
     /// Whether each group has a page that is not kept for others.

@@ -1,10 +1,10 @@
 use super::snapshot::{SlotSnapshot, SlotState};
 use crate::{
     kv::{BlockKey, BlockKeys, BlockTables, Growth},
-    metrics::EngineMetrics,
-    sampler::NotFinite,
-    scheduler::Phase,
+    sampler::{NotFinite, Sampling},
+    scheduler::{Draft, Phase, Share},
     sequence::{EndReason, NewSequence},
+    speculation::{DRAFTED_MAX, Drafter, Pace},
 };
 use std::{
     mem,
@@ -33,6 +33,7 @@ pub struct Sequence {
     pub tokens_cached: Option<usize>,
     /// How often it gave way to another.
     pub gave_way: u32,
+    pub pace: Pace,
     /// Prompt tokens of which its owner knows that they are computed.
     prefill_told: usize,
 }
@@ -49,6 +50,7 @@ impl Sequence {
             chain,
             tokens_cached: None,
             gave_way: 0,
+            pace: Pace::default(),
             prefill_told: 0,
         }
     }
@@ -59,15 +61,39 @@ impl Sequence {
 
     /// Whether its reader is behind by as much as it may be.
     pub fn is_paused(&self) -> bool {
+        self.generated() > 0 && self.tokens_until_pause() == 0
+    }
+
+    fn tokens_until_pause(&self) -> u64 {
         let generated = self.generated() as u64;
         let untaken = generated.saturating_sub(self.new.control.tokens_taken());
-        generated > 0 && untaken >= self.new.window_tokens
+        self.new.window_tokens.saturating_sub(untaken)
+    }
+
+    /// Most tokens that may be drafted to follow the next one: no more than may be generated.
+    fn draft_tokens_max(&self) -> usize {
+        let left = (self.new.tokens_max - self.generated()) as u64;
+        let may_come = left.min(self.tokens_until_pause());
+        may_come.saturating_sub(1).min(DRAFTED_MAX as u64) as usize
     }
 
     /// Tokens it is to have room for before another may start.
     pub fn tokens_planned(&self) -> usize {
         (self.tokens.len() + ROOM_TOKENS).min(self.prompt_tokens + self.new.tokens_max)
     }
+}
+
+/// What a step brought a sequence: its last so many `tokens`.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Taken {
+    pub tokens: usize,
+    /// Tokens drafted, and how many of these, the first ones, were accepted.
+    pub drafted: usize,
+    pub accepted: usize,
+    /// How long the first of the tokens was waited for, if nothing but the engine kept it so long.
+    pub waited: Option<Duration>,
+    /// Why it ended before its time.
+    pub error: Option<NotFinite>,
 }
 
 /// A sequence with a slot and pages.
@@ -78,6 +104,8 @@ pub struct Running {
     pub tables: BlockTables,
     /// Tokens whose KV stands.
     pub computed: usize,
+    /// Tokens that may follow the one that the next step computes.
+    draft: Vec<u32>,
     pub ended: Option<EndReason>,
     /// It must make room for another when the step is planned.
     pub gives_way: bool,
@@ -92,6 +120,7 @@ impl Running {
             slot,
             tables,
             computed,
+            draft: Vec::new(),
             ended: None,
             gives_way: false,
             ready_since: None,
@@ -125,13 +154,85 @@ impl Running {
         }
     }
 
-    /// The next `n` tokens without KV.
-    pub fn tokens_to_compute(&self, n: usize) -> &[u32] {
-        &self.sequence.tokens[self.computed..self.computed + n]
+    /// Drafts what may come after the next token. Nothing is drafted for who does not decode.
+    pub fn make_draft(&mut self, drafter: &mut dyn Drafter) {
+        self.draft.clear();
+        let sequence = &self.sequence;
+        let wanted = sequence.new.may_draft && !sequence.pace.pauses();
+        if !wanted || self.phase() != Phase::Decode {
+            return;
+        }
+        let most = sequence.draft_tokens_max();
+        if most > 0 {
+            drafter.draft(&sequence.tokens, most, &mut self.draft);
+            self.draft.truncate(most);
+        }
+    }
+
+    pub fn draft(&self) -> Draft {
+        Draft {
+            tokens: self.draft.len(),
+            acceptance: self.sequence.pace.acceptance(),
+        }
+    }
+
+    /// The tokens of its share of a step: those it has, then drafted ones.
+    pub fn tokens_to_compute(&self, share: &Share) -> Vec<u32> {
+        let known = share.tokens - share.drafted();
+        let known = &self.sequence.tokens[self.computed..self.computed + known];
+        [known, &self.draft[..share.drafted()]].concat()
+    }
+
+    /// Its share has been computed at `now`: KV of the tokens it had stands, and what `sample` makes of
+    /// each row that gives logits (from 0 on) is taken as long as the tokens before that row are the
+    /// sequence's: the drafted ones that sampling chose as well. KV of the others is void; whoever comes
+    /// to these positions writes over it.
+    pub fn take_step(
+        &mut self,
+        share: &Share,
+        eog: &[u32],
+        now: Instant,
+        mut sample: impl FnMut(usize, &Sampling, u64) -> Result<u32, NotFinite>,
+    ) -> Taken {
+        let drafted = share.drafted();
+        self.advance(share.tokens - drafted);
+        let mut taken = Taken {
+            drafted,
+            ..Taken::default()
+        };
+        for row in 0..share.logits {
+            let position = self.sequence.tokens.len() as u64;
+            let id = match sample(row, &self.sequence.new.sampling, position) {
+                Ok(id) => id,
+                Err(error) => {
+                    taken.error = Some(error);
+                    self.fail(error);
+                    break;
+                }
+            };
+            let waited = self.accept(id, eog.contains(&id), now);
+            if row == 0 {
+                taken.waited = waited;
+            }
+            taken.tokens += 1;
+            if row == drafted || self.draft[row] != id {
+                break;
+            }
+            taken.accepted += 1;
+            if self.ended.is_some() {
+                break;
+            }
+            self.advance(1);
+        }
+        if drafted > 0 {
+            self.sequence.pace.verified(drafted, taken.accepted);
+        }
+        self.sequence.pace.generated(taken.tokens);
+        taken
     }
 
     /// KV of `n` more tokens stands.
-    pub fn advance(&mut self, n: usize) {
+    fn advance(&mut self, n: usize) {
         self.computed += n;
         let computed = &self.sequence.tokens[..self.computed];
         self.tables.advance(computed);
@@ -147,7 +248,7 @@ impl Running {
 
     /// Takes a token sampled at `now` and decides whether it was the last. Returns the time since the
     /// one before, if nothing but the engine kept it so long.
-    pub fn accept(&mut self, id: u32, is_eog: bool, now: Instant) -> Option<Duration> {
+    fn accept(&mut self, id: u32, is_eog: bool, now: Instant) -> Option<Duration> {
         self.sequence.tokens.push(id);
         if is_eog && !self.sequence.new.ignore_eog {
             self.ended = Some(EndReason::Eog);
@@ -171,8 +272,7 @@ impl Running {
     }
 
     /// Ends it without a token: the step gave nothing to sample from.
-    pub fn fail(&mut self, error: NotFinite, metrics: &EngineMetrics) {
-        metrics.sequences_not_finite.inc();
+    fn fail(&mut self, error: NotFinite) {
         tracing::error!(
             message_id = event::LOGITS_NOT_FINITE,
             vitriol_session = &*self.sequence.new.session_id,
@@ -197,5 +297,148 @@ impl Running {
             tokens_cached: sequence.tokens_cached.unwrap_or(0),
             tokens_generated: sequence.generated(),
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::{
+        kv::{GroupPools, PAGE_TOKENS, PromptBlocks, Window},
+        scheduler::{Ownership, Priority, Work},
+        sequence::{EventSink, SequenceControl, SequenceId},
+    };
+    use std::convert::Infallible;
+
+    const EOG: u32 = 2;
+
+    /// Proposes what it was told.
+    #[derive(Debug)]
+    struct Says(Vec<u32>);
+
+    impl Drafter for Says {
+        fn draft(&mut self, _tokens: &[u32], most: usize, draft: &mut Vec<u32>) {
+            draft.extend(self.0.iter().take(most));
+        }
+    }
+
+    /// A sequence that has generated a token after `prompt_tokens` others, drafted to go on with `draft`.
+    fn running(prompt_tokens: usize, tokens_max: usize, window: u64, draft: &[u32]) -> Running {
+        let prompt: Vec<u32> = (100..100 + prompt_tokens as u32).collect();
+        let pools = GroupPools::new(&[(Window { tokens: None }, 8)], 64);
+        let control = Arc::<SequenceControl>::default();
+        let new = NewSequence {
+            id: SequenceId(0),
+            session_id: "".into(),
+            ownership: Ownership::new("", "", 0, Priority::Interactive),
+            blocks: PromptBlocks::new(&[0; 32], b"", &prompt),
+            prompt,
+            tokens_max,
+            sampling: Sampling::GREEDY,
+            ignore_eog: false,
+            may_draft: true,
+            window_tokens: window,
+            control,
+            sink: EventSink {
+                id: 0,
+                channel: tokio::sync::mpsc::channel(1).0,
+            },
+            submitted_at: Instant::now(),
+        };
+        let keys = new.blocks.keys;
+        let (mut tables, _) = BlockTables::with_prefix(&pools, keys, &[]);
+        while tables.blocks() * PAGE_TOKENS < prompt_tokens + 16 {
+            tables.grow(&pools, |_, _| Ok::<_, Infallible>(())).unwrap();
+        }
+        let mut running = Running::new(Sequence::new(new, 0), 0, tables, 0);
+        let first = share(0, prompt_tokens, 1);
+        running.take_step(&first, &[EOG], Instant::now(), |_, _, _| Ok(50));
+        running.make_draft(&mut Says(draft.to_vec()));
+        running
+    }
+
+    fn share(depth: usize, tokens: usize, logits: usize) -> Share {
+        Share {
+            sequence: 0,
+            work: Work::Decode,
+            depth,
+            tokens,
+            logits,
+        }
+    }
+
+    /// Verifies the draft with what is sampled; the tokens that are new.
+    fn verify(running: &mut Running, sampled: &[u32]) -> (Vec<u32>, Taken) {
+        let drafted = running.draft().tokens;
+        let share = share(running.computed, 1 + drafted, 1 + drafted);
+        let before = running.sequence.tokens.len();
+        assert_eq!(running.tokens_to_compute(&share).len(), 1 + drafted);
+        let taken = running.take_step(&share, &[EOG], Instant::now(), |row, _, position| {
+            assert_eq!(position as usize, before + row, "a draw for its own place");
+            sampled.get(row).copied().ok_or(NotFinite)
+        });
+        let new = running.sequence.tokens[before..].to_vec();
+        assert_eq!(new.len(), taken.tokens);
+        if taken.error.is_none() {
+            assert_eq!(running.computed + 1, running.sequence.tokens.len());
+        }
+        (new, taken)
+    }
+
+    #[test]
+    fn a_draft_stands_as_far_as_it_is_what_is_sampled() {
+        for (sampled, accepted) in [
+            (&[7, 8, 9, 10][..], 3),
+            (&[7, 8, 1, 10], 2),
+            (&[1, 8, 9, 10], 0),
+        ] {
+            let mut running = running(5, 100, u64::MAX, &[7, 8, 9]);
+            let (new, taken) = verify(&mut running, sampled);
+            assert_eq!(new, sampled[..=accepted]);
+            assert_eq!((taken.drafted, taken.accepted), (3, accepted));
+            assert_eq!(running.ended, None);
+        }
+    }
+
+    #[test]
+    fn an_end_inside_a_draft_is_the_end() {
+        let mut ended = running(5, 100, u64::MAX, &[7, EOG, 9, 9]);
+        let (new, taken) = verify(&mut ended, &[7, EOG, 9, 9, 9]);
+        assert_eq!((new, taken.accepted), (vec![7, EOG], 2));
+        assert_eq!(ended.ended, Some(EndReason::Eog));
+
+        let mut damaged = running(5, 100, u64::MAX, &[7, 8, 9]);
+        let (new, taken) = verify(&mut damaged, &[7]);
+        assert_eq!((new, taken.error), (vec![7], Some(NotFinite)));
+        assert_eq!(damaged.ended, Some(EndReason::NotFinite));
+    }
+
+    #[test]
+    fn no_more_is_drafted_than_may_come() {
+        let draft = |tokens_max, window| {
+            let running = running(5, tokens_max, window, &[7; 30]);
+            running.draft().tokens
+        };
+        assert_eq!(draft(100, u64::MAX), DRAFTED_MAX);
+        // One is generated; of two more the first is sampled without a draft.
+        assert_eq!((draft(3, u64::MAX), draft(2, u64::MAX)), (1, 0));
+        assert_eq!((draft(100, 4), draft(100, 2), draft(100, 1)), (2, 0, 0));
+        let mut last = running(5, 4, u64::MAX, &[7; 30]);
+        assert_eq!(verify(&mut last, &[7; 3]).0, [7; 3]);
+        assert_eq!(last.ended, Some(EndReason::Length));
+    }
+
+    #[test]
+    fn only_accepted_tokens_fill_a_block() {
+        // The token at 62 is decoded, those drafted would fill the block and begin the next.
+        let mut wrong = running(62, 100, u64::MAX, &[7, 8, 9]);
+        verify(&mut wrong, &[1, 8, 9, 9]);
+        assert_eq!((wrong.computed, wrong.tables.sealed().len()), (63, 0));
+        let mut right = running(62, 100, u64::MAX, &[7, 8, 9]);
+        verify(&mut right, &[7, 8, 1, 9]);
+        assert_eq!((right.computed, right.tables.sealed().len()), (65, 1));
+        let block = &right.sequence.tokens[..PAGE_TOKENS];
+        let key = right.sequence.new.blocks.keys.next(None, block);
+        assert_eq!(right.tables.sealed(), [key]);
     }
 }

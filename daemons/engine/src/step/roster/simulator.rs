@@ -3,6 +3,7 @@
 
 mod checks;
 mod client;
+mod guesser;
 
 use super::{
     super::{outbox::Outbox, running::Running},
@@ -14,12 +15,17 @@ use crate::{
     sampler::Sampling,
     scheduler::{Holder, Owner, Ownership, Phase, Priority, Reservations, Share, StepBounds, Work},
     sequence::{EventKind, EventSink, NewSequence, SequenceId},
+    speculation::Drafter,
 };
 use client::Client;
+use guesser::Guesser;
 use std::{
     collections::{BTreeMap, HashMap},
     convert::Infallible,
-    sync::Arc,
+    sync::{
+        Arc,
+        atomic::{AtomicUsize, Ordering},
+    },
     time::{Duration, Instant},
 };
 use tokio::sync::mpsc;
@@ -38,8 +44,9 @@ struct World {
     groups: Vec<(Window, usize)>,
     /// Longest sequence that a tenant without a share can have.
     context: usize,
-    /// ms of a decoding step, of each sequence in it, of a prompt token, of 1,024 tokens of depth.
-    machine: [f64; 4],
+    /// ms of a decoding step, of each sequence in it, of a prompt token, of 1,024 tokens of depth, of a
+    /// drafted token.
+    machine: [f64; 5],
     began: Instant,
     now_ms: f64,
     /// Those to come, the next one last.
@@ -54,6 +61,9 @@ struct World {
     /// What the smallest chunk cost at most so far, ms.
     chunk_ms_max: f64,
     starts: usize,
+    /// Drafted tokens.
+    accepted: usize,
+    rejected: usize,
 }
 
 impl World {
@@ -99,10 +109,16 @@ impl World {
             cost(&mut random, 0.1, 5.0),
             cost(&mut random, 0.05, 4.0),
             cost(&mut random, 0.0, 1.0),
+            cost(&mut random, 0.05, 4.0),
         ];
+        let guesser = Guesser::new(&mut random);
+        let drafter: Option<Box<dyn Drafter>> = match random.below(4) {
+            0 => None,
+            _ => Some(Box::new(guesser)),
+        };
         Self {
             random,
-            roster: Roster::new(limits, EngineMetrics::default()),
+            roster: Roster::new(limits, drafter, EngineMetrics::default()),
             outbox: Outbox::default(),
             bounds,
             groups,
@@ -117,6 +133,8 @@ impl World {
             ahead_ms: BTreeMap::new(),
             chunk_ms_max: 0.0,
             starts: 0,
+            accepted: 0,
+            rejected: 0,
         }
     }
 
@@ -162,6 +180,7 @@ impl World {
             tokens_max: client.tokens_max,
             sampling: Sampling::GREEDY,
             ignore_eog: true,
+            may_draft: true,
             window_tokens: if slow { 4 } else { 1 << 40 },
             control: Arc::clone(&client.control),
             sink: EventSink { id, channel },
@@ -263,7 +282,7 @@ impl World {
 
     /// Computes the shares, with rows that know what they were computed from, and passes the time.
     fn compute(&mut self, shares: &[Share]) {
-        let [step, sequence, token, depth] = self.machine;
+        let [step, sequence, token, depth, draft] = self.machine;
         let decoding = shares
             .iter()
             .filter(|share| share.work == Work::Decode)
@@ -277,26 +296,37 @@ impl World {
             let middle = share.depth as f64 + share.tokens as f64 / 2.0;
             took_ms += share.tokens as f64 * (token + depth * middle / 1024.0);
         }
+        let drafted: usize = shares.iter().map(Share::drafted).sum();
+        took_ms += draft * drafted as f64;
         took_ms *= 0.9 + self.random.below(200) as f64 / 1000.0;
         if self.random.below(200) == 0 {
             took_ms *= 20.0;
         }
         self.now_ms += took_ms;
+        let mut drafts = Vec::new();
         for share in shares {
             let running = &self.roster.running[share.sequence];
             let history = self.histories.entry(running.sequence.new.id).or_default();
             extend(history, &running.sequence.tokens);
+            // The rows of drafted tokens, right or wrong, are those of a sequence that has them.
+            let mut with_draft = history.clone();
+            let known = running.sequence.tokens.len();
+            let mut tokens = running.sequence.tokens.clone();
+            let computed = running.tokens_to_compute(share);
+            tokens.extend(&computed[share.tokens - share.drafted()..]);
+            extend(&mut with_draft, &tokens);
+            assert!(share.drafted() == 0 || share.depth + 1 == known);
             for (group, pages) in running.tables.pages().enumerate() {
                 for at in share.depth..share.depth + share.tokens {
                     let page = pages[at / PAGE_TOKENS];
-                    self.rows.get_mut(&(group, page)).unwrap()[at % PAGE_TOKENS] = history[at];
+                    self.rows.get_mut(&(group, page)).unwrap()[at % PAGE_TOKENS] = with_draft[at];
                 }
             }
+            drafts.push(with_draft);
         }
         let now = self.began + Duration::from_secs_f64(self.now_ms / 1e3);
-        for share in shares {
+        for (share, history) in shares.iter().zip(drafts) {
             let running = &mut self.roster.running[share.sequence];
-            let history = &self.histories[&running.sequence.new.id];
             let last = share.depth + share.tokens - 1;
             for ((group, pages), (window, _)) in
                 running.tables.pages().enumerate().zip(&self.groups)
@@ -310,19 +340,24 @@ impl World {
                     assert_eq!(found, history[row], "a key of another sequence is seen");
                 }
             }
-            running.advance(share.tokens);
+            let sure = share.depth + share.tokens - share.drafted();
             assert_eq!(
-                share.logits,
-                usize::from(last + 1 == running.sequence.tokens.len())
+                share.logits > 0,
+                sure == running.sequence.tokens.len(),
+                "whoever has all of its tokens computed gives another"
             );
-            if share.logits > 0 {
-                let id = next_token(history[last]);
-                running.accept(id, false, now);
-                let new = &running.sequence.new;
-                self.outbox.push(new, EventKind::Token { id });
-                if let Some(reason) = running.ended {
-                    self.outbox.push(new, EventKind::Ended { reason });
-                }
+            let taken = running.take_step(share, &[], now, |row, _, _| {
+                Ok(next_token(history[sure - 1 + row]))
+            });
+            self.accepted += taken.accepted;
+            self.rejected += taken.drafted - taken.accepted;
+            let sequence = &running.sequence;
+            assert!(share.logits == 0 || running.computed + 1 == sequence.tokens.len());
+            for &id in &sequence.tokens[sequence.tokens.len() - taken.tokens..] {
+                self.outbox.push(&sequence.new, EventKind::Token { id });
+            }
+            if let Some(reason) = running.ended {
+                self.outbox.push(&sequence.new, EventKind::Ended { reason });
             }
         }
         self.roster.finish_step(shares, took_ms);
@@ -391,6 +426,7 @@ fn runs(test: &str, quick: u64, run: impl Fn(u64)) {
 
 #[test]
 fn every_sequence_comes_to_its_end() {
+    let (accepted, rejected) = (AtomicUsize::new(0), AtomicUsize::new(0));
     runs("every_sequence_comes_to_its_end", 300, |seed| {
         let mut world = World::new(seed);
         let mut at_ms = 0.0;
@@ -403,7 +439,11 @@ fn every_sequence_comes_to_its_end() {
             world.expect(at_ms, tokens, priority);
         }
         world.run(|_| {});
+        accepted.fetch_add(world.accepted, Ordering::Relaxed);
+        rejected.fetch_add(world.rejected, Ordering::Relaxed);
     });
+    let drafts = (accepted.into_inner(), rejected.into_inner());
+    assert!(drafts.0 > 1000 && drafts.1 > 1000, "drafts: {drafts:?}");
 }
 
 /// Interactive requests that never stop coming do not keep a background one from its end.

@@ -20,10 +20,23 @@ impl World {
             true => (self.bounds.decode_stall_ms_max, CHUNK_TOKENS_MIN),
             false => (self.bounds.admission_ms_max, LONE_TOKENS_MIN),
         };
+        let drafted: usize = shares.iter().map(Share::drafted).sum();
+        let predicted = self.roster.scheduler.predict_ms(shares);
+        if drafted > 0 {
+            assert_eq!(tokens, 0, "drafts are made beside no prompt");
+            let twice = match shares.len() {
+                1 => 2.0 * self.roster.scheduler.cost().decode_ms(1),
+                _ => 0.0,
+            };
+            let bound = self.bounds.decode_stall_ms_max.max(twice);
+            assert!(
+                predicted <= bound * (1.0 + 1e-9),
+                "{predicted} ms with drafts, bound {bound}: {shares:?}"
+            );
+        }
         if tokens <= least {
             return;
         }
-        let predicted = self.roster.scheduler.predict_ms(shares);
         assert!(
             predicted <= bound * (1.0 + 1e-9),
             "{predicted} ms, bound {bound}: {shares:?}"

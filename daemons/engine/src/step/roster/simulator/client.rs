@@ -30,7 +30,7 @@ impl Client {
                         self.started = true;
                     }
                     EventKind::Token { id } => self.got.push(id),
-                    EventKind::Prefilled { .. } => {}
+                    EventKind::Prefilled { .. } | EventKind::Drafted { .. } => {}
                     EventKind::Ended { reason } => self.ended = Some(reason),
                 }
             }
