@@ -10,6 +10,7 @@ use std::{path::Path, process::Command, time::Instant};
 use vitriol_engine::{
     bench::{
         protocol::{Answer, Task},
+        row::Row,
         worker::{Needs, Worker},
     },
     kv::KvCodecs,
@@ -80,6 +81,15 @@ fn a_worker_does_every_task() {
     };
     let error = worker.run(&too_long).unwrap_err().to_string();
     assert!(error.contains("exceed the context of 300"), "{error}");
+}
+
+#[test]
+fn an_answer_is_timed_without_drafts_and_with_them() {
+    let mut worker = worker("llama.q8_0", |_| 600);
+    for row in ["copy", "essay"] {
+        let task = row.parse::<Row>().unwrap().task(8, 0).unwrap();
+        assert_eq!(rates(worker.run(&task).unwrap()).len(), 2);
+    }
 }
 
 #[test]

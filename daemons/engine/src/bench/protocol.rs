@@ -35,10 +35,11 @@ pub enum Task {
     },
     /// Time from a prompt of `tokens` to its first token.
     FirstToken { tokens: usize, seed: u64 },
-    /// Answer a chat message greedily with up to `tokens` tokens, `runs` times without drafted tokens and with
+    /// Answer a chat message with up to `tokens` tokens, drawn at a temperature (0: greedy), `runs` times without drafted tokens and with
     /// them, in turn: the median rate without, then that with them. Asked of this engine only.
     Speculation {
         message: String,
+        temperature: f32,
         tokens: usize,
         runs: usize,
     },

@@ -114,6 +114,8 @@ impl Row {
             }),
             Self::Speculation { repeats } => Some(Task::Speculation {
                 message: if repeats { COPY } else { ESSAY }.to_owned(),
+                // Small models run in circles when they are greedy.
+                temperature: if repeats { 0.0 } else { 1.0 },
                 tokens: ANSWER_RUNS * tokens,
                 runs: SPECULATION_RUNS,
             }),

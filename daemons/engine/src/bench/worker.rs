@@ -155,9 +155,10 @@ impl Worker {
             }
             Task::Speculation {
                 ref message,
+                temperature,
                 tokens,
                 runs,
-            } => self.speculation(message, tokens, runs),
+            } => self.speculation(message, temperature, tokens, runs),
             Task::ReadBandwidth => self.read_bandwidth(),
             Task::Int8Peak => Ok(Answer::MacsPerSecond(self.engine.model.device.int8_peak())),
         }
@@ -208,7 +209,13 @@ impl Worker {
         Ok((*first - began).as_secs_f64())
     }
 
-    fn speculation(&self, message: &str, tokens: usize, runs: usize) -> anyhow::Result<Answer> {
+    fn speculation(
+        &self,
+        message: &str,
+        temperature: f32,
+        tokens: usize,
+        runs: usize,
+    ) -> anyhow::Result<Answer> {
         let language = self.engine.language.as_ref();
         let language = language.context("the model's tokenizer is not supported")?;
         let messages = serde_json::json!([{"role": "user", "content": message}]);
@@ -220,6 +227,10 @@ impl Worker {
         for _ in 0..runs {
             for (may_draft, rates) in [false, true].into_iter().zip(&mut rates) {
                 let request = GenerationRequest {
+                    sampling: Sampling {
+                        temperature,
+                        ..Sampling::GREEDY
+                    },
                     ignore_eog: false,
                     may_draft,
                     ..self.request(prompt.clone(), tokens)?
