@@ -210,8 +210,7 @@ def cached_turn(house):
     ]
     second = house.chat(messages)
     cached = second.usage.prompt_tokens_details.cached_tokens
-    assert cached > 0 and cached % 64 == 0, second.usage
-    assert first.usage.prompt_tokens - 64 < cached < second.usage.prompt_tokens, (first.usage, second.usage)
+    assert first.usage.prompt_tokens <= cached < second.usage.prompt_tokens, (first.usage, second.usage)
 
 
 def main():

@@ -257,32 +257,42 @@ def a_slow_load_says_how_far_it_is_and_is_waited_for(rig):
     if not rig.can_bound_cpu():
         print("NOT RUN: a slow load: there is no cpu controller for CPUQuota= in the cgroups of this machine")
         return
-    # What a load takes of a core once its files were read: the first one takes up to three times that.
+    # So little of a core that a load takes about 4 s; what a core gives in that time changes from one to the next.
     rig.must("systemctl", "restart", ENGINE)
-    load_cpu_s = rig.cpu_s(ENGINE)
-    # So little of a core that such a load takes 6 s, of which a start may take by itself a half.
-    quota = max(load_cpu_s / 6, 0.01)
-    timeout_s = load_cpu_s / quota / 2
-    rig.drop_in(ENGINE, f"[Service]\nTimeoutStartSec={timeout_s * 1000:.0f}ms\nCPUQuota={quota * 100:.2f}%\n")
+    quota = max(rig.cpu_s(ENGINE) / 4, 0.01)
+    timeout_s = 120
+    for _ in range(4):
+        rig.drop_in(ENGINE, f"[Service]\nTimeoutStartSec={timeout_s * 1000:.0f}ms\nCPUQuota={quota * 100:.2f}%\n")
+        reported_s, ready_s, seen = slow_start(rig)
+        took = f"{ready_s:.1f} s, at {quota:.1%} of a core; a start may take {timeout_s:.1f} s, a report came after {reported_s:.1f} s"
+        check(rig.show(ENGINE, "NRestarts") == "0", f"it was restarted on the way: {took}")
+        check(len(seen) > 1, f"it said only {seen}")
+        if ready_s > timeout_s:
+            break
+        # Between the first report and the end; the next load must outlast it, by its reports.
+        timeout_s = (reported_s + ready_s) / 2
+    check(ready_s > timeout_s, f"no load was slow enough to tell: the last took {took}")
+    print(f"the slow load took {took}")
+    rig.drop_in(ENGINE, "")
+    rig.until_answering()
+
+
+def slow_start(rig):
+    """Restarts the engine: seconds to its first report and to READY, and what it said on the way."""
     rig.must("systemctl", "restart", "--no-block", ENGINE)
-    seen = set()
+    seen, reports = set(), []
 
     def started():
         state, status = rig.show(ENGINE, "ActiveState"), rig.show(ENGINE, "StatusText")
         if state == "activating" and status.startswith(("loading weights: ", "repacking weights: ")):
             seen.add(status)
+            reports.append(time.monotonic())
         return state == "active" and seen
 
     eventually("the slow load ends", started)
-    check(len(seen) > 1, f"it said only {seen}")
     properties = ("InactiveExitTimestampMonotonic", "ActiveEnterTimestampMonotonic")
     began, ready = (int(rig.show(ENGINE, name)) / 1e6 for name in properties)
-    took = f"{ready - began:.1f} s of {timeout_s:.1f} s, at {quota:.1%} of a core"
-    check(ready - began > 1.2 * timeout_s, f"it took only {took}: not slow enough to tell")
-    check(rig.show(ENGINE, "NRestarts") == "0", "it was restarted on the way")
-    print(f"the slow load took {took}")
-    rig.drop_in(ENGINE, "")
-    rig.until_answering()
+    return reports[0] - began, ready - began, seen
 
 
 def a_killed_engine_comes_back(rig):

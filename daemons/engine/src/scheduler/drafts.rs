@@ -1,5 +1,9 @@
 use super::StepCost;
 
+/// A token less likely to be accepted is not worth verifying, however cheap that looks: what steps cost is
+/// known to a tenth or so, and where verifying seems to cost nothing long drafts would be all it takes.
+const CHANCE_MIN: f64 = 0.1;
+
 /// What is drafted for a decoding sequence.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct Draft {
@@ -30,7 +34,7 @@ pub fn plan_drafts(
         let Some(index) = wants.max_by(|a, b| chance(a).total_cmp(&chance(b))) else {
             break;
         };
-        if ms > ms_max {
+        if ms > ms_max || chance(&index) < CHANCE_MIN {
             break;
         }
         expected += chance(&index);
@@ -78,6 +82,7 @@ mod tests {
         assert_eq!(lone(15, 0.1, 2.0), 0);
         assert_eq!(lone(15, 0.9, 20.0), 0, "a drafted token costs two steps");
         assert_eq!(lone(3, 0.99, 0.5), 3, "no more than there are");
+        assert_eq!(lone(15, 0.5, 1e-3), 3, "0.5 to the fourth is not worth it");
     }
 
     #[test]
