@@ -340,8 +340,9 @@ def up_is_refused_while_the_units_run(rig):
 
 def the_units_are_refused_while_up_runs(rig):
     rig.must("systemctl", "stop", TARGET)
+    # The command waits for the target's own end.
     for unit in (SOCKET, DEMIURGE, ENGINE):
-        check(rig.show(unit, "ActiveState") == "inactive", f"{unit} outlived the target")
+        eventually(f"{unit} ends with the target", lambda unit=unit: rig.show(unit, "ActiveState") == "inactive")
     model = rig.must("sh", "-c", "echo /var/lib/vitriol/models/*.gguf").strip()
     up = ["setpriv", "--reuid", "nobody", "--regid", "nogroup", "--clear-groups", "env", "HOME=/tmp/nobody"]
     rig.must("systemd-run", "--quiet", "--unit=up", *up, "vitriol", "up", "--model", model)
