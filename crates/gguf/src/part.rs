@@ -60,8 +60,7 @@ impl Part {
 
     /// Whether the file at the part's path is still the one that is mapped, in the same state.
     pub fn is_unchanged(&self) -> bool {
-        let now = MappedFile::open(&self.path).map(|file| file.identity());
-        now.ok() == self.identity()
+        FileIdentity::at(&self.path).ok() == self.identity()
     }
 
     /// The whole file.

@@ -43,6 +43,11 @@ pub struct FileIdentity {
 }
 
 impl FileIdentity {
+    /// Of what lies at `path` now. Errors: nothing that may be looked at
+    pub fn at(path: &Path) -> std::io::Result<Self> {
+        Ok(Self::of(&fs::stat(path)?))
+    }
+
     fn of(stat: &fs::Stat) -> Self {
         let ns = |s: i128, ns: i128| s * 1_000_000_000 + ns;
         Self {

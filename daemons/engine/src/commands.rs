@@ -97,9 +97,3 @@ fn kv_codec(name: &str) -> Result<KvCodec, String> {
     let names = || KvCodec::ALL.map(KvCodec::name).join(", ");
     KvCodec::from_name(name).ok_or_else(|| format!("there are: {}", names()))
 }
-
-/// An error and its causes in one line.
-pub(crate) fn with_causes(error: &dyn std::error::Error) -> String {
-    let causes = std::iter::successors(error.source(), |cause| cause.source());
-    causes.fold(error.to_string(), |line, cause| format!("{line}: {cause}"))
-}

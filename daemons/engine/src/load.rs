@@ -1,7 +1,6 @@
 //! From a model file and settings to a running engine.
 
 use crate::{
-    commands::with_causes,
     engine::{Engine, EngineError, EngineLimits, Language},
     generate::GenerationRequest,
     metrics::EngineMetrics,
@@ -192,6 +191,12 @@ impl KeptLoad<'_> {
         let model = Model::load_panels(self.gguf, device, self.context_tokens, &panels, progress)?;
         Ok(Some(model))
     }
+}
+
+/// An error and its causes in one line.
+pub(crate) fn with_causes(error: &dyn std::error::Error) -> String {
+    let causes = std::iter::successors(error.source(), |cause| cause.source());
+    causes.fold(error.to_string(), |line, cause| format!("{line}: {cause}"))
 }
 
 /// Tokenizer and template; `None`, with a warning, for a kind of tokenizer not supported yet.

@@ -141,10 +141,7 @@ impl Model {
         context_tokens: impl FnOnce(&Hyperparameters, &[KvGroup]) -> usize,
         progress: &mut dyn FnMut(LoadProgress),
     ) -> Result<Self, ModelError> {
-        let source = TensorSource::new(gguf, Panels::Made, progress);
-        let model = Self::read(gguf, device, context_tokens, source)?;
-        gguf.advise_dont_need();
-        Ok(model)
+        Self::load_with(Panels::Made, gguf, device, context_tokens, progress)
     }
 
     /// As [`load`](Self::load), with panels that were made before; nothing is repacked.
@@ -155,10 +152,7 @@ impl Model {
         panels: &PanelFile,
         progress: &mut dyn FnMut(LoadProgress),
     ) -> Result<Self, ModelError> {
-        let source = TensorSource::new(gguf, Panels::Read(panels), progress);
-        let model = Self::read(gguf, device, context_tokens, source)?;
-        gguf.advise_dont_need();
-        Ok(model)
+        Self::load_with(Panels::Read(panels), gguf, device, context_tokens, progress)
     }
 
     /// Repacks all weights of `gguf` into `panels`, a matrix at a time.
@@ -168,10 +162,21 @@ impl Model {
         panels: &mut PanelWriter,
         progress: &mut dyn FnMut(LoadProgress),
     ) -> Result<(), ModelError> {
-        let source = TensorSource::new(gguf, Panels::Written(panels), progress);
-        Self::read(gguf, device, |_, _| 0, source)?;
-        gguf.advise_dont_need();
+        Self::load_with(Panels::Written(panels), gguf, device, |_, _| 0, progress)?;
         Ok(())
+    }
+
+    fn load_with(
+        panels: Panels<'_>,
+        gguf: &Gguf,
+        device: Arc<Cpu>,
+        context_tokens: impl FnOnce(&Hyperparameters, &[KvGroup]) -> usize,
+        progress: &mut dyn FnMut(LoadProgress),
+    ) -> Result<Self, ModelError> {
+        let source = TensorSource::new(gguf, panels, progress);
+        let model = Self::read(gguf, device, context_tokens, source)?;
+        gguf.advise_dont_need();
+        Ok(model)
     }
 
     /// Whether [`load`](Self::load) would take `gguf`, and what it would make of it: all

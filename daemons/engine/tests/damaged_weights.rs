@@ -5,21 +5,21 @@
     reason = "a test fails by panicking, in its functions too"
 )]
 
+mod limits;
+
+use limits::limits;
 use std::{path::Path, process::Command};
 use tempfile::TempDir;
 use vitriol_chassis::Heartbeat;
 use vitriol_engine::{
     engine::{Engine, EngineLimits},
     generate::GenerationRequest,
-    kv::KvCodecs,
     load::{LoadError, Repack, load, start},
     metrics::EngineMetrics,
     sampler::Sampling,
-    scheduler::StepBounds,
     sequence::EndReason,
 };
 use vitriol_gguf::Gguf;
-use vitriol_profile::Speculation;
 use vitriol_testkit::places::zoo_model;
 
 /// A copy of a zoo model with `bytes` of 0xff at `from` in the data of `tensor`.
@@ -49,21 +49,9 @@ impl Damaged {
 fn start_engine(file: &Path, metrics: EngineMetrics) -> Result<Engine, LoadError> {
     let loaded = load(file, 1, None, &Repack::Ram, |_, _| 0, &mut |_| {}).unwrap();
     let limits = EngineLimits {
-        alias: "zoo".to_owned(),
-        context_tokens: 0,
-        codecs: KvCodecs::F32,
-        speculation: Speculation::PromptLookup,
-        pages: vec![32],
         sequences_max: 4,
         queue_max: 4,
-        bounds: StepBounds {
-            tokens_max: 128,
-            decode_stall_ms_max: 80.0,
-            admission_ms_max: 120.0,
-        },
-        kv_shares: Default::default(),
-        share_prefixes: true,
-        window_tokens: 256,
+        ..limits(&[32])
     };
     start(loaded, limits, metrics, Heartbeat::silent())
 }

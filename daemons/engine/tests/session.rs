@@ -4,6 +4,9 @@
     reason = "a test fails by panicking, in its functions too"
 )]
 
+mod limits;
+
+use limits::limits;
 use std::{
     sync::{Arc, OnceLock},
     time::Duration,
@@ -46,22 +49,17 @@ fn started() -> Arc<Engine> {
         &mut |_| {},
     )
     .unwrap();
+    let defaults = limits(&[85]);
     let limits = EngineLimits {
         alias: "smol".to_owned(),
         context_tokens: 1024,
-        codecs: KvCodecs::F32,
-        speculation: Speculation::PromptLookup,
-        pages: vec![85],
         sequences_max: 8,
         queue_max: 32,
         bounds: StepBounds {
             tokens_max: 256,
-            decode_stall_ms_max: 80.0,
-            admission_ms_max: 120.0,
+            ..defaults.bounds
         },
-        kv_shares: Default::default(),
-        share_prefixes: true,
-        window_tokens: 256,
+        ..defaults
     };
     Arc::new(
         start(

@@ -5,6 +5,9 @@
     reason = "a test fails by panicking, in its functions too"
 )]
 
+mod limits;
+
+use limits::limits;
 use std::time::Duration;
 use vitriol_chassis::Heartbeat;
 use vitriol_engine::{
@@ -27,24 +30,17 @@ fn engine_of(model: &str, codec: KvCodec, pages: &[usize], speculation: Speculat
     let file = places::zoo_model(model).unwrap();
     let loaded = load(&file, 2, None, &Repack::Ram, |_, _| 0, &mut |_| {}).unwrap();
     let limits = EngineLimits {
-        alias: "zoo".to_owned(),
-        context_tokens: 0,
         codecs: KvCodecs {
             keys: codec,
             values: codec,
         },
         speculation,
-        pages: pages.to_vec(),
-        sequences_max: 16,
-        queue_max: 64,
         bounds: StepBounds {
             tokens_max: STEP_TOKENS,
             decode_stall_ms_max: 1e3,
             admission_ms_max: 1e3,
         },
-        kv_shares: Default::default(),
-        share_prefixes: true,
-        window_tokens: 256,
+        ..limits(pages)
     };
     let (metrics, heartbeat) = (EngineMetrics::default(), Heartbeat::silent());
     Engine::start(loaded.model, None, limits, metrics, heartbeat).unwrap()

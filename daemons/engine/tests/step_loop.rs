@@ -4,6 +4,9 @@
     reason = "a test fails by panicking, in its functions too"
 )]
 
+mod limits;
+
+use limits::limits;
 use std::{
     collections::BTreeMap,
     sync::{Arc, OnceLock},
@@ -13,39 +16,18 @@ use vitriol_chassis::Heartbeat;
 use vitriol_engine::{
     engine::{Engine, EngineLimits},
     generate::{Generation, GenerationRequest},
-    kv::{KvCodecs, PAGE_TOKENS, PromptBlocks},
+    kv::{PAGE_TOKENS, PromptBlocks},
     load::{Repack, load},
     metrics::EngineMetrics,
     model::Model,
     sampler::Sampling,
-    scheduler::{Ownership, Priority, StepBounds},
+    scheduler::{Ownership, Priority},
     sequence::{EndReason, EventKind},
     step::SubmitError,
 };
-use vitriol_profile::Speculation;
 use vitriol_testkit::{Seed, eventually, places};
 
 const DEADLINE: Duration = Duration::from_secs(60);
-
-fn limits(pages: usize) -> EngineLimits {
-    EngineLimits {
-        alias: "zoo".to_owned(),
-        context_tokens: 0,
-        codecs: KvCodecs::F32,
-        speculation: Speculation::PromptLookup,
-        pages: vec![pages],
-        sequences_max: 16,
-        queue_max: 64,
-        bounds: StepBounds {
-            tokens_max: 128,
-            decode_stall_ms_max: 80.0,
-            admission_ms_max: 120.0,
-        },
-        kv_shares: Default::default(),
-        share_prefixes: true,
-        window_tokens: 256,
-    }
-}
 
 fn model() -> Arc<Model> {
     static MODEL: OnceLock<Arc<Model>> = OnceLock::new();
@@ -99,12 +81,12 @@ fn company_changes_no_token() {
     let requests: Vec<_> = (0..40)
         .map(|i| request(i, 3 + 11 * i as usize % 200, 20))
         .collect();
-    let alone = engine(limits(64));
+    let alone = engine(limits(&[64]));
     let expected: Vec<_> = requests
         .iter()
         .map(|r| alone.generate(r.clone()).unwrap().finish())
         .collect();
-    let together = engine(limits(200));
+    let together = engine(limits(&[200]));
     let running: Vec<Generation> = requests
         .iter()
         .map(|r| together.generate(r.clone()).unwrap())
@@ -119,7 +101,7 @@ fn company_changes_no_token() {
 #[test]
 fn cancelled_at_random_points_leaks_nothing_and_disturbs_nobody() {
     let mut random = Seed::announce("cancelled_at_random_points");
-    let engine = engine(limits(80));
+    let engine = engine(limits(&[80]));
     let survivor = request(1000, 100, 60);
     let expected = engine.generate(survivor.clone()).unwrap().finish();
     for _ in 0..8 {
@@ -153,7 +135,7 @@ fn cancelled_at_random_points_leaks_nothing_and_disturbs_nobody() {
 
 #[test]
 fn a_dropped_reader_ends_its_sequence() {
-    let engine = engine(limits(64));
+    let engine = engine(limits(&[64]));
     let mut running = engine.generate(request(1, 50, 2000)).unwrap();
     while !matches!(running.next().unwrap().kind, EventKind::Token { .. }) {}
     drop(running);
@@ -162,7 +144,7 @@ fn a_dropped_reader_ends_its_sequence() {
 
 #[test]
 fn a_prompt_seen_before_is_not_computed_again() {
-    let engine = engine(limits(64));
+    let engine = engine(limits(&[64]));
     let first = engine.generate(request(5, 200, 30)).unwrap().finish();
     let mut again = engine.generate(request(5, 200, 30)).unwrap();
     let started = again.next().unwrap().kind;
@@ -184,7 +166,7 @@ fn a_prompt_seen_before_is_not_computed_again() {
     let mut running = engine.generate(other.clone()).unwrap();
     let started = running.next().unwrap().kind;
     assert_eq!(started, EventKind::Started { tokens_cached: 200 });
-    let fresh = self::engine(limits(64));
+    let fresh = self::engine(limits(&[64]));
     assert_eq!(fresh.generate(other).unwrap().finish(), running.finish());
 }
 
@@ -192,7 +174,7 @@ fn a_prompt_seen_before_is_not_computed_again() {
 fn a_slow_reader_pauses_only_itself() {
     use tokio::sync::mpsc;
     use vitriol_engine::sequence::{EventSink, NewSequence, SequenceControl, SequenceId};
-    let engine = engine(limits(64));
+    let engine = engine(limits(&[64]));
     let (channel, mut events) = mpsc::channel(4);
     let control = Arc::<SequenceControl>::default();
     let slow = request(3, 20, 40);
@@ -245,7 +227,7 @@ fn a_full_queue_refuses_and_recovers() {
     let engine = engine(EngineLimits {
         sequences_max: 1,
         queue_max: 2,
-        ..limits(64)
+        ..limits(&[64])
     });
     let mut running = engine.generate(request(1, 10, 1500)).unwrap();
     running.next().unwrap();
@@ -271,7 +253,7 @@ fn a_full_queue_refuses_and_recovers() {
 
 #[test]
 fn more_work_than_pages_waits_and_finishes() {
-    let engine = engine(limits(9));
+    let engine = engine(limits(&[9]));
     let all: Vec<_> = (0..20)
         .map(|i| engine.generate(request(i, 100, 60)).unwrap())
         .collect();
@@ -292,14 +274,14 @@ fn who_gives_way_goes_on_with_the_same_bytes() {
             ..request(i, 20 + 13 * i as usize, 300)
         })
         .collect();
-    let alone = engine(limits(64));
+    let alone = engine(limits(&[64]));
     let expected: Vec<_> = requests
         .iter()
         .map(|r| alone.generate(r.clone()).unwrap().finish())
         .collect();
     assert_eq!(alone.metrics.preemptions.get(), 0);
     // Each starts with three or four pages and comes to six or seven.
-    let crowded = engine(limits(14));
+    let crowded = engine(limits(&[14]));
     let running: Vec<_> = requests
         .iter()
         .map(|r| crowded.generate(r.clone()).unwrap())
@@ -315,7 +297,7 @@ fn who_gives_way_goes_on_with_the_same_bytes() {
 fn what_is_kept_for_a_tenant_is_there_when_it_comes() {
     let engine = engine(EngineLimits {
         kv_shares: BTreeMap::from([("a".to_owned(), 0.5)]),
-        ..limits(16)
+        ..limits(&[16])
     });
     let owner = |tenant| Ownership::new(tenant, "", 0, Priority::Interactive);
     assert_eq!(engine.context_tokens(&owner("a")), 16 * PAGE_TOKENS);
@@ -341,7 +323,7 @@ fn what_is_kept_for_a_tenant_is_there_when_it_comes() {
 
 #[test]
 fn a_short_prompt_does_not_wait_for_a_long_one() {
-    let engine = engine(limits(200));
+    let engine = engine(limits(&[200]));
     let mut long = engine.generate(request(1, 3000, 4)).unwrap();
     assert!(matches!(
         long.next().unwrap().kind,
@@ -367,7 +349,7 @@ fn a_tokenizer_with_more_tokens_than_the_embedding_has_rows_is_refused() {
     let error = Engine::start(
         model(),
         other.language,
-        limits(8),
+        limits(&[8]),
         EngineMetrics::default(),
         Heartbeat::silent(),
     )
@@ -377,7 +359,7 @@ fn a_tokenizer_with_more_tokens_than_the_embedding_has_rows_is_refused() {
 
 #[test]
 fn a_stopped_engine_ends_what_runs() {
-    let engine = engine(limits(64));
+    let engine = engine(limits(&[64]));
     let mut running = engine.generate(request(1, 50, 3000)).unwrap();
     running.next().unwrap();
     drop(engine);

@@ -4,6 +4,9 @@
     reason = "a test fails by panicking, in its functions too"
 )]
 
+mod limits;
+
+use limits::limits;
 use std::time::Duration;
 use vitriol_chassis::Heartbeat;
 use vitriol_engine::{
@@ -17,7 +20,6 @@ use vitriol_engine::{
     sequence::{EndReason, EventKind},
 };
 use vitriol_kernels_core::KvCodec;
-use vitriol_profile::Speculation;
 use vitriol_testkit::{eventually, places};
 
 const STEP_TOKENS: usize = 64;
@@ -34,22 +36,14 @@ fn engine_of(
 ) -> Engine {
     let file = places::zoo_model(file).unwrap();
     let loaded = load(&file, 2, None, &Repack::Ram, |_, _| 0, &mut |_| {}).unwrap();
+    let defaults = limits(&pages(&loaded.model));
     let limits = EngineLimits {
-        alias: "zoo".to_owned(),
-        context_tokens: 0,
         codecs,
-        speculation: Speculation::PromptLookup,
-        pages: pages(&loaded.model),
-        sequences_max: 16,
-        queue_max: 64,
         bounds: StepBounds {
             tokens_max: STEP_TOKENS,
-            decode_stall_ms_max: 80.0,
-            admission_ms_max: 120.0,
+            ..defaults.bounds
         },
-        kv_shares: Default::default(),
-        share_prefixes: true,
-        window_tokens: 256,
+        ..defaults
     };
     let (metrics, heartbeat) = (EngineMetrics::default(), Heartbeat::silent());
     Engine::start(loaded.model, None, limits, metrics, heartbeat).unwrap()

@@ -117,7 +117,9 @@ pub enum KvError {
 /// Memory is committed in extents up to a watermark of pages; pages below it may be used. The tensors
 /// run ahead of it by different parts of an extent: pages come to all of them at once, and if all
 /// crossed into their next extents with the same page, that page would wait for as many extents as
-/// there are tensors. Fresh memory is zero; a page that was used before holds leftovers until [`KvStore::zero_page`]. No
+/// there are tensors.
+///
+/// Fresh memory is zero; a page that was used before holds leftovers until [`KvStore::zero_page`]. No
 /// result depends on them: what a query does not see is masked before it is used.
 #[derive(Debug)]
 pub struct KvStore {

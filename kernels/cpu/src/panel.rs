@@ -147,6 +147,11 @@ impl Drop for Memory {
     }
 }
 
+/// Whether a matrix can have this shape: something of both, in whole blocks.
+fn is_shape(tensor_type: TensorType, rows: usize, cols: usize) -> bool {
+    rows > 0 && cols > 0 && cols.is_multiple_of(tensor_type.block_len())
+}
+
 impl PanelMatrix {
     /// Repacks a row-major matrix as found in a GGUF file.
     ///
@@ -163,7 +168,7 @@ impl PanelMatrix {
             rows,
             cols,
         };
-        if rows == 0 || cols == 0 || !cols.is_multiple_of(tensor_type.block_len()) {
+        if !is_shape(tensor_type, rows, cols) {
             return Err(shape);
         }
         let Some(row_bytes) = tensor_type.row_bytes(cols) else {
@@ -211,7 +216,7 @@ impl PanelMatrix {
             rows,
             cols,
         } = kind;
-        if rows == 0 || cols == 0 || !cols.is_multiple_of(tensor_type.block_len()) {
+        if !is_shape(tensor_type, rows, cols) {
             let shape = PackError::Shape {
                 tensor_type,
                 rows,

@@ -1,6 +1,6 @@
-use super::with_causes;
 use crate::{
     kv::PAGE_TOKENS,
+    load::with_causes,
     model::{Architecture, Model, ModelCheck},
     template::ChatTemplate,
 };

@@ -1,8 +1,8 @@
-use super::{repack, threads, with_causes};
+use super::{repack, threads};
 use crate::{
     engine::{EngineError, EngineLimits},
     kv::{KvCodecs, PagePlan},
-    load::{LoadError, Repack, load, start},
+    load::{LoadError, Repack, load, start, with_causes},
     metrics::EngineMetrics,
     model::{Hyperparameters, KvGroup, LoadProgress},
     scheduler::StepBounds,

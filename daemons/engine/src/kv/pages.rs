@@ -112,11 +112,7 @@ impl PagePool {
         };
         inner.hold(page);
         drop(inner);
-        Some(PageRef {
-            page,
-            pool: self.clone(),
-            passed: false,
-        })
+        Some(self.share_of(page))
     }
 
     /// Holds the pages of the longest run of `keys`, from the first on, that the pool has.
@@ -131,14 +127,16 @@ impl PagePool {
             pages.push(page);
         }
         drop(inner);
-        pages
-            .into_iter()
-            .map(|page| PageRef {
-                page,
-                pool: self.clone(),
-                passed: false,
-            })
-            .collect()
+        pages.into_iter().map(|page| self.share_of(page)).collect()
+    }
+
+    /// The share of a page that has just been held.
+    fn share_of(&self, page: u32) -> PageRef {
+        PageRef {
+            page,
+            pool: self.clone(),
+            passed: false,
+        }
     }
 
     /// Holds the page noted last behind the block `parent`, if its tokens begin as `wanted`; and how many
@@ -154,12 +152,7 @@ impl PagePool {
         }
         inner.hold(page);
         drop(inner);
-        let held = PageRef {
-            page,
-            pool: self.clone(),
-            passed: false,
-        };
-        Some((held, same))
+        Some((self.share_of(page), same))
     }
 
     /// How many of `keys`, from the first on, [`Self::lookup`] would find, and how many of those

@@ -8,7 +8,7 @@
 //! part of a panel is taken apart once ([`PanelApart`]) and stays in L1 while tiles run over it.
 
 use super::matmul::{OutView, PanelView, load_rows, store_rows};
-use super::quants::{Kept, LineSink, Panel, PanelApart, QuantFormat, Scales};
+use super::quants::{ApartFormat, Kept, LineSink, Panel, PanelApart, QuantFormat, Scales};
 use super::tokens::{QuantTile, QuantTokens, TileBlock};
 use crate::simd::Simd;
 
@@ -252,10 +252,6 @@ unsafe fn take_apart<S: Simd, Q: QuantFormat>(
         assert!(Q::BIASED == Q::Apart::BIASED && (Q::SHORT || !Q::Apart::SHORT));
     };
     for (index, block) in blocks.enumerate() {
-        let end = Q::Apart::sums_at(index).unwrap_or(0);
-        let scale_lines = Q::PARTS * (1 + Q::MINIMUM as usize);
-        let scales_at = to.wrapping_add(end - 64 * scale_lines).cast::<f32>();
-        let block_at = to.wrapping_add(end - 64 * (scale_lines + 8));
         // SAFETY: the caller's promise; no column of a tile is read.
         unsafe {
             let scales = Q::scales(s, weights, block);
@@ -265,15 +261,17 @@ unsafe fn take_apart<S: Simd, Q: QuantFormat>(
                     let nothing = TileBlock::<0>::of(std::ptr::null(), 0);
                     let mut sums = Sums::new::<Q>(s, nothing, true);
                     let mut kept = Kept {
-                        block: block_at,
+                        block: to.wrapping_add(Q::Apart::lines_at(index)),
                         then: &mut sums,
                     };
                     Q::lines::<S, $part>(s, weights, block, &mut kept);
                     bytes[$part] = sums.bytes;
-                    let to = scales_at.wrapping_add(16 * $part * (1 + Q::MINIMUM as usize));
-                    s.store(to, scales.d[$part]);
+                    let d = to
+                        .wrapping_add(Q::Apart::scales_at(index, $part))
+                        .cast::<f32>();
+                    s.store(d, scales.d[$part]);
                     if Q::MINIMUM {
-                        s.store(to.wrapping_add(16), scales.m[$part]);
+                        s.store(d.wrapping_add(16), scales.m[$part]);
                     }
                 };
             }
@@ -282,7 +280,7 @@ unsafe fn take_apart<S: Simd, Q: QuantFormat>(
                 part!(1);
             }
             let sum = weight_sum::<S, Q>(s, &scales, bytes);
-            s.store(to.wrapping_add(end).cast(), sum);
+            s.store(to.wrapping_add(Q::Apart::sums_of(index)).cast(), sum);
         }
     }
 }

@@ -62,7 +62,7 @@ mod few_bits;
 mod fp4;
 mod k_quants;
 
-pub(crate) use apart::{Apart, Kept, PanelApart};
+pub(crate) use apart::{Apart, ApartFormat, Kept, PanelApart};
 pub(crate) use codebook::{Codebook, Iq4Xs};
 pub(crate) use few_bits::{Q2K, Q3K, TwoBits, super_scales_bytes};
 pub(crate) use fp4::{MXFP4_EXPONENTS, Mxfp4, Nvfp4, mxfp4_scales_bytes};
@@ -191,7 +191,7 @@ pub(crate) trait QuantFormat {
     const SHORT: bool = is_short(Self::BYTE_MAX, Self::PARTS);
     /// What a panel is taken apart into for many tokens ([`PanelApart`]): of the same parts, minimum and
     /// bias.
-    type Apart: QuantFormat;
+    type Apart: ApartFormat;
 
     /// Where a panel holds the weight sums of a block, 16 f32; `None` where they are formed from its bytes.
     #[inline(always)]

@@ -1,6 +1,6 @@
 //! Figures of the machine, and the answers that a kernel is known by.
 
-use vitriol_kernels_cpu::ProbeMemory;
+use vitriol_kernels_cpu::{Isa, ProbeMemory};
 
 use crate::cpus;
 
@@ -18,6 +18,8 @@ fn rates_are_numbers() {
         let bandwidth = cpu.read_bandwidth(&memory);
         assert!(bandwidth.is_finite() && bandwidth > 0.0, "{cpu:?}");
         let peak = cpu.int8_peak();
+        let multiplies = matches!(cpu.isa(), Isa::AvxVnni | Isa::Avx512);
+        assert_eq!(peak.is_some(), multiplies, "{cpu:?}");
         assert!(peak.is_none_or(|rate| rate.is_finite() && rate > 0.0));
     }
 }

@@ -37,6 +37,16 @@ impl PanelApart {
     }
 }
 
+/// A format that panels are taken apart into: where it has what of a block, bytes from the first block.
+pub(crate) trait ApartFormat: QuantFormat {
+    /// The eight lines.
+    fn lines_at(block: usize) -> usize;
+    /// Scale d of a part, and behind it, if there is one, m.
+    fn scales_at(block: usize, part: usize) -> usize;
+    /// The weight sums.
+    fn sums_of(block: usize) -> usize;
+}
+
 /// See the file's comment. `SHORT` as the format's whose panels they were.
 pub(crate) struct Apart<
     const PARTS: usize,
@@ -50,7 +60,30 @@ impl<const PARTS: usize, const MINIMUM: bool, const BIASED: bool, const SHORT: b
 {
     /// Lines of 64 bytes of a part's scales.
     const SCALE_LINES: usize = 1 + MINIMUM as usize;
-    const BLOCK_BYTES: usize = 64 * (8 + PARTS * Self::SCALE_LINES + 1);
+    const BLOCK_BYTES: usize = {
+        let bytes = 64 * (8 + PARTS * Self::SCALE_LINES + 1);
+        assert!(bytes <= BLOCK_BYTES_MAX);
+        bytes
+    };
+}
+
+impl<const PARTS: usize, const MINIMUM: bool, const BIASED: bool, const SHORT: bool> ApartFormat
+    for Apart<PARTS, MINIMUM, BIASED, SHORT>
+{
+    #[inline(always)]
+    fn lines_at(block: usize) -> usize {
+        block * Self::BLOCK_BYTES
+    }
+
+    #[inline(always)]
+    fn scales_at(block: usize, part: usize) -> usize {
+        Self::lines_at(block) + 64 * (8 + part * Self::SCALE_LINES)
+    }
+
+    #[inline(always)]
+    fn sums_of(block: usize) -> usize {
+        Self::scales_at(block, PARTS)
+    }
 }
 
 impl<const PARTS: usize, const MINIMUM: bool, const BIASED: bool, const SHORT: bool> QuantFormat
@@ -69,16 +102,15 @@ impl<const PARTS: usize, const MINIMUM: bool, const BIASED: bool, const SHORT: b
 
     #[inline(always)]
     fn sums_at(block: usize) -> Option<usize> {
-        Some((block + 1) * Self::BLOCK_BYTES - 64)
+        Some(Self::sums_of(block))
     }
 
     #[inline(always)]
     unsafe fn scales<S: Simd>(s: S, panel: Panel, block: usize) -> Scales<S> {
-        let p = panel.at(block * Self::BLOCK_BYTES + 64 * 8).cast::<f32>();
         let zero = s.splat(0.0);
         let mut scales = Scales::whole(zero, zero);
         for part in 0..PARTS {
-            let d = p.wrapping_add(16 * part * Self::SCALE_LINES);
+            let d = panel.at(Self::scales_at(block, part)).cast::<f32>();
             // SAFETY: the scales of a block that was taken apart.
             unsafe {
                 scales.d[part] = s.load(d);
@@ -97,7 +129,7 @@ impl<const PARTS: usize, const MINIMUM: bool, const BIASED: bool, const SHORT: b
         block: usize,
         sink: &mut impl LineSink<S>,
     ) {
-        let p = panel.at(block * Self::BLOCK_BYTES);
+        let p = panel.at(Self::lines_at(block));
         macro_rules! lines {
             ($($g:literal)*) => {$(
                 if PARTS == 1 || $g / 4 == PART {
