@@ -4,7 +4,7 @@ use crate::{
     kv::{KvCodecs, PAGE_TOKENS, tokens_within},
     metrics::EngineMetrics,
     model::{KvGroup, Model},
-    scheduler::{Ownership, Reservations, StepBounds},
+    scheduler::{Ownership, Reservations, StepBounds, StepMs},
     step::{StartError, StepLimits, StepThread},
     template::ChatTemplate,
 };
@@ -33,6 +33,8 @@ pub struct EngineLimits {
     pub sequences_max: usize,
     pub queue_max: usize,
     pub bounds: StepBounds,
+    /// [`crate::scheduler::measured_ms`], except in tests whose plans must not depend on the machine's speed.
+    pub step_ms: StepMs,
     /// By X-Tenant-Id, the share of the pages that is kept for a tenant; together no more than 1.
     pub kv_shares: BTreeMap<String, f64>,
     pub share_prefixes: bool,
@@ -166,6 +168,7 @@ impl Engine {
             sequences_max: limits.sequences_max,
             queue_max: limits.queue_max,
             bounds,
+            step_ms: limits.step_ms,
             reservations: reservations.clone(),
             codecs: limits.codecs,
             speculation: limits.speculation,

@@ -20,7 +20,9 @@ mod step_cost;
 pub use admission::{AdmissionOrder, Candidate, Fit, OVERTAKEN_MAX, decide_admission};
 pub use drafts::{Draft, plan_drafts};
 pub use owner::{Owner, Ownership, Priority};
-pub use plan::{LONE_TOKENS_MIN, Phase, Scheduler, SequenceView, Share, StepBounds, Work};
+pub use plan::{
+    LONE_TOKENS_MIN, Phase, Scheduler, SequenceView, Share, StepBounds, StepMs, Work, measured_ms,
+};
 pub use preemption::{Holder, choose_victim};
 pub use prefill_turns::{CHUNK_TOKENS_MIN, PrefillTurns, Prompt, StepRoom};
 pub use reservations::{Reservations, TenantUse};

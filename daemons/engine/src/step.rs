@@ -23,7 +23,7 @@ use crate::{
     metrics::EngineMetrics,
     model::{KvGroup, Model, Tap},
     sampler::Sampler,
-    scheduler::{Reservations, StepBounds},
+    scheduler::{Reservations, StepBounds, StepMs},
     sequence::{EventKind, NewSequence},
     speculation::drafter,
 };
@@ -56,6 +56,7 @@ pub struct StepLimits {
     /// Requests that may wait for a slot.
     pub queue_max: usize,
     pub bounds: StepBounds,
+    pub step_ms: StepMs,
     pub reservations: Reservations,
     pub codecs: KvCodecs,
     pub speculation: Speculation,
@@ -125,6 +126,7 @@ impl StepThread {
                         metrics.clone(),
                     ),
                     decode_stall_ms_max: limits.bounds.decode_stall_ms_max,
+                    step_ms: limits.step_ms,
                     act: Activations::new(&model),
                     model,
                     kv,
@@ -217,6 +219,7 @@ struct StepLoop {
     kv: KvStores,
     eog: Vec<u32>,
     decode_stall_ms_max: f64,
+    step_ms: StepMs,
     metrics: EngineMetrics,
     heartbeat: Heartbeat,
     shared: Arc<Shared>,
@@ -320,7 +323,7 @@ impl StepLoop {
             }
         }
         let took = started.elapsed();
-        self.roster.finish_step(&plan, took.as_secs_f64() * 1e3);
+        self.roster.finish_step(&plan, (self.step_ms)(&plan, took));
         self.metrics.observe_step(took, tokens);
         true
     }

@@ -11,7 +11,7 @@ use crate::{
     load::{LoadError, Loaded, start},
     metrics::EngineMetrics,
     sampler::Sampling,
-    scheduler::StepBounds,
+    scheduler::{StepBounds, measured_ms},
     sequence::{EndReason, EventKind, SequenceEvent},
 };
 use anyhow::{Context, bail};
@@ -71,6 +71,7 @@ impl Worker {
                 decode_stall_ms_max: f64::INFINITY,
                 admission_ms_max: f64::INFINITY,
             },
+            step_ms: measured_ms,
             kv_shares: BTreeMap::new(),
             share_prefixes: true,
             window_tokens: u64::MAX,

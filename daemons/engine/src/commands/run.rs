@@ -5,7 +5,7 @@ use crate::{
     load::start,
     metrics::EngineMetrics,
     sampler::{NotFinite, Sampling},
-    scheduler::StepBounds,
+    scheduler::{StepBounds, measured_ms},
     sequence::{EndReason, EventKind},
 };
 use anyhow::{Context, bail};
@@ -104,6 +104,7 @@ fn complete(args: RunArgs, environment: &Environment) -> anyhow::Result<()> {
             decode_stall_ms_max: f64::INFINITY,
             admission_ms_max: f64::INFINITY,
         },
+        step_ms: measured_ms,
         kv_shares: BTreeMap::new(),
         share_prefixes: false,
         window_tokens: u64::MAX,

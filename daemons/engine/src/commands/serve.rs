@@ -5,7 +5,7 @@ use crate::{
     load::{LoadError, Repack, load, start, with_causes},
     metrics::EngineMetrics,
     model::{Hyperparameters, KvGroup, LoadProgress},
-    scheduler::StepBounds,
+    scheduler::{StepBounds, measured_ms},
     service::{EngineService, MESSAGE_BYTES_MAX, Serving},
     step::StartError,
 };
@@ -152,6 +152,7 @@ fn limits(
             decode_stall_ms_max: f64::from(engine.decode_stall_ms_max),
             admission_ms_max: f64::from(engine.admission_ms_max),
         },
+        step_ms: measured_ms,
         kv_shares,
         share_prefixes: engine.share_prefixes,
         window_tokens: engine.window_tokens.into(),

@@ -1,5 +1,6 @@
 use super::{Draft, Ownership, PrefillRun, PrefillTurns, Prompt, StepCost, StepRoom, plan_drafts};
 use crate::speculation::{DRAFTED_MAX, HOPE};
+use std::time::Duration;
 
 /// What a prompt that has the engine to itself computes in a step whatever that costs: with fewer
 /// rows, reading the weights would take more of the time than whoever comes would gain.
@@ -74,6 +75,14 @@ impl Share {
         self.tokens -= less;
         self.logits -= less;
     }
+}
+
+/// What a step of these shares that took so long counts as, ms.
+pub type StepMs = fn(&[Share], Duration) -> f64;
+
+/// The time it took, whatever it did.
+pub fn measured_ms(_: &[Share], took: Duration) -> f64 {
+    took.as_secs_f64() * 1e3
 }
 
 /// Plans steps, and learns from what they took.

@@ -1,12 +1,6 @@
 //! The step thread with models whose layers form two KV groups, one of them windowed.
-#![allow(
-    clippy::unwrap_used,
-    reason = "a test fails by panicking, in its functions too"
-)]
 
-mod limits;
-
-use limits::limits;
+use crate::limits::limits;
 use std::time::Duration;
 use vitriol_chassis::Heartbeat;
 use vitriol_engine::{

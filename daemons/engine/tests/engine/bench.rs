@@ -1,9 +1,5 @@
 //! The benchmark from end to end on a tiny model: every kind of row, a peer, the files it leaves, and
 //! contexts beyond what a model was trained for.
-#![allow(
-    clippy::unwrap_used,
-    reason = "a test fails by panicking, in its functions too"
-)]
 
 use serde_json::Value;
 use std::{path::Path, process::Command, time::Instant};

@@ -1,12 +1,6 @@
 //! The step thread with a tiny real model: company, cancellation, reuse, windows, queue, pages.
-#![allow(
-    clippy::unwrap_used,
-    reason = "a test fails by panicking, in its functions too"
-)]
 
-mod limits;
-
-use limits::limits;
+use crate::limits::limits;
 use std::{
     collections::BTreeMap,
     sync::{Arc, OnceLock},

@@ -1,8 +1,4 @@
 //! Starts that no restart would mend end with 78, once, and say what to change.
-#![allow(
-    clippy::unwrap_used,
-    reason = "a test fails by panicking, in its functions too"
-)]
 
 use std::{fs, process::Command};
 use vitriol_testkit::places::zoo_model;

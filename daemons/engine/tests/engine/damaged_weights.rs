@@ -1,13 +1,7 @@
 //! Model files with a sound header and damaged weights: whatever computes with them says so instead of
 //! an answer.
-#![allow(
-    clippy::unwrap_used,
-    reason = "a test fails by panicking, in its functions too"
-)]
 
-mod limits;
-
-use limits::limits;
+use crate::limits::limits;
 use std::{path::Path, process::Command};
 use tempfile::TempDir;
 use vitriol_chassis::Heartbeat;

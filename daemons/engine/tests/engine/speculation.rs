@@ -1,13 +1,7 @@
 //! Answers with drafted tokens have the bytes of those without: alone and in company, greedy and drawn,
 //! over windows, at every length, after cancellations and preemptions, and through the prefix cache.
-#![allow(
-    clippy::unwrap_used,
-    reason = "a test fails by panicking, in its functions too"
-)]
 
-mod limits;
-
-use limits::limits;
+use crate::limits::{limits, steady_ms};
 use std::time::Duration;
 use vitriol_chassis::Heartbeat;
 use vitriol_engine::{
@@ -40,6 +34,7 @@ fn engine_of(model: &str, codec: KvCodec, pages: &[usize], speculation: Speculat
             decode_stall_ms_max: 1e3,
             admission_ms_max: 1e3,
         },
+        step_ms: steady_ms,
         ..limits(pages)
     };
     let (metrics, heartbeat) = (EngineMetrics::default(), Heartbeat::silent());

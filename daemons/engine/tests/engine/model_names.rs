@@ -1,8 +1,4 @@
 //! What the commands of the engine take for a model.
-#![allow(
-    clippy::unwrap_used,
-    reason = "a test fails by panicking, in its functions too"
-)]
 
 use std::{
     fs,

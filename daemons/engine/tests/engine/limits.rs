@@ -1,6 +1,11 @@
 //! What engines of tests may take.
 
-use vitriol_engine::{engine::EngineLimits, kv::KvCodecs, scheduler::StepBounds};
+use std::time::Duration;
+use vitriol_engine::{
+    engine::EngineLimits,
+    kv::KvCodecs,
+    scheduler::{Share, StepBounds, Work, measured_ms},
+};
 use vitriol_profile::Speculation;
 
 /// Limits of an engine over a tiny model, with so many pages in each KV group; `..limits(pages)` in a test
@@ -19,8 +24,19 @@ pub fn limits(pages: &[usize]) -> EngineLimits {
             decode_stall_ms_max: 80.0,
             admission_ms_max: 120.0,
         },
+        step_ms: measured_ms,
         kv_shares: Default::default(),
         share_prefixes: true,
         window_tokens: 256,
     }
+}
+
+/// Whether a draft pays is decided by what steps take: here a sequence costs 1 ms beside 5 ms for the step,
+/// a drafted token 0.5, whatever else this machine does.
+pub fn steady_ms(shares: &[Share], _: Duration) -> f64 {
+    let of = |share: &Share| match share.work {
+        Work::Prefill => share.tokens as f64,
+        Work::Decode => 1.0 + 0.5 * share.drafted() as f64,
+    };
+    5.0 + shares.iter().map(of).sum::<f64>()
 }

@@ -1,12 +1,6 @@
 //! The Session stream with the default model: what a Demiurge sees.
-#![allow(
-    clippy::unwrap_used,
-    reason = "a test fails by panicking, in its functions too"
-)]
 
-mod limits;
-
-use limits::limits;
+use crate::limits::{limits, steady_ms};
 use std::{
     sync::{Arc, OnceLock},
     time::Duration,
@@ -59,6 +53,7 @@ fn started() -> Arc<Engine> {
             tokens_max: 256,
             ..defaults.bounds
         },
+        step_ms: steady_ms,
         ..defaults
     };
     Arc::new(

@@ -1,9 +1,5 @@
 //! Model files whose header was damaged at random: the reader lets pass what is sound by itself, so
 //! hyperparameters and shapes of any kind reach the engine. It answers, whatever they are.
-#![allow(
-    clippy::unwrap_used,
-    reason = "a test fails by panicking, in its functions too"
-)]
 
 use proptest::prelude::*;
 use std::{
