@@ -2,8 +2,15 @@ use crate::EXTENT_BYTES;
 use rustix::{
     io::Errno,
     mm::{self, Advice, MapFlags, MprotectFlags, ProtFlags},
+    param::page_size,
 };
-use std::{ffi::c_void, ops::Range, ptr::NonNull};
+use std::{ffi::c_void, ptr::NonNull};
+
+/// While no more than this is used of a reservation, ordinary pages hold it: of a huge page most would be
+/// idle, and whoever keeps many small things pays for each.
+const SMALL_BYTES_MAX: usize = EXTENT_BYTES / 2;
+/// `MADV_COLLAPSE` (Linux 6.1): makes a huge page of pages that are in use.
+const MADV_COLLAPSE: i32 = 25;
 
 /// Why address space could not be reserved or memory committed.
 #[derive(Debug, thiserror::Error)]
@@ -13,37 +20,40 @@ pub enum ReservationError {
         bytes: usize,
         source: std::io::Error,
     },
-    #[error("cannot commit bytes {}..{} of a reservation of {bytes}", range.start, range.end)]
+    #[error("cannot commit {to} bytes of a reservation of {bytes}")]
     Commit {
-        range: Range<usize>,
+        to: usize,
         bytes: usize,
         source: std::io::Error,
     },
-    #[error("cannot give back bytes {}..{} of a reservation of {bytes}", range.start, range.end)]
+    #[error("cannot give back what lies beyond {to} bytes of a reservation of {bytes}")]
     Decommit {
-        range: Range<usize>,
+        to: usize,
         bytes: usize,
         source: std::io::Error,
     },
 }
 
-/// A fixed range of anonymous address space, aligned to [`EXTENT_BYTES`].
+/// A fixed range of anonymous address space, aligned to [`EXTENT_BYTES`], of which a beginning is
+/// memory.
 ///
 /// ```text
-///   reserved (no access, no memory) --commit--> committed (zeroed, read-write)
-///            ^                                      |
-///            +-------------decommit-----------------+
+///   |committed (zeroed, read-write)   |  reserved (no access, no memory) |
+///   0                     a watermark that moves                        len
 /// ```
-/// Commits and decommits are in whole extents, so each can be a huge page. The address never
-/// changes, so readers may keep offsets. What is committed is counted in
-/// [`Reservation::committed_bytes`].
+/// Memory comes and goes in whole extents, each a huge page where the system has one; only the first
+/// grows by ordinary pages until half of it is used. The address never changes, so readers may
+/// keep offsets.
 #[derive(Debug)]
 pub struct Reservation {
     mapping: NonNull<c_void>,
     mapping_len: usize,
     start: NonNull<u8>,
     len: usize,
-    committed: Vec<bool>,
+    /// Bytes from the start that are accessible, whole extents.
+    accessible: usize,
+    /// Bytes from the start that have been made present; what is between the two comes when touched.
+    present: usize,
 }
 
 // SAFETY: the range is owned by this value alone; access to its bytes goes through raw pointers
@@ -85,7 +95,8 @@ impl Reservation {
             mapping_len,
             start,
             len,
-            committed: vec![false; len / EXTENT_BYTES],
+            accessible: 0,
+            present: 0,
         })
     }
 
@@ -103,94 +114,89 @@ impl Reservation {
         self.start.as_ptr()
     }
 
-    /// Bytes that may hold memory now.
+    /// Bytes that hold memory now.
     pub fn committed_bytes(&self) -> usize {
-        self.committed.iter().filter(|&&c| c).count() * EXTENT_BYTES
+        self.present
     }
 
-    /// Makes all extents that `range` touches readable and writable. New ones are zero, and there
-    /// already (Linux 5.14; else memory comes when they are touched); those that were committed keep
-    /// their content. Asks for huge pages. On an error nothing is lost.
-    pub fn commit(&mut self, range: Range<usize>) -> Result<(), ReservationError> {
-        let bytes = self.len;
-        let failed = |source: Errno| ReservationError::Commit {
-            range: range.clone(),
-            bytes,
-            source: source.into(),
-        };
-        for extent in self.extents_touched(&range) {
-            if self.committed[extent] {
-                continue;
-            }
-            let at = self.extent_ptr(extent);
-            // SAFETY: the extent lies inside our mapping; giving access to memory that nobody could
-            // access before breaks no borrow.
-            unsafe {
-                mm::mprotect(at, EXTENT_BYTES, MprotectFlags::READ | MprotectFlags::WRITE)
-                    .map_err(failed)?;
-                // A refusal (THP off) leaves ordinary pages: slower by a little, never wrong.
-                let _ = mm::madvise(at, EXTENT_BYTES, Advice::LinuxHugepage);
-                match mm::madvise(at, EXTENT_BYTES, Advice::LinuxPopulateWrite) {
-                    Err(Errno::NOMEM) => Err(failed(Errno::NOMEM)),
-                    // Older kernels do not know it.
-                    Err(_) | Ok(()) => Ok(()),
-                }?;
-            }
-            self.committed[extent] = true;
-        }
-        Ok(())
-    }
-
-    /// Gives back the memory of all extents that lie wholly inside `range`; their content is lost.
-    pub fn decommit(&mut self, range: Range<usize>) -> Result<(), ReservationError> {
-        let bytes = self.len;
-        for extent in self.extents_inside(&range) {
-            if !self.committed[extent] {
-                continue;
-            }
-            let at = self.extent_ptr(extent);
-            // SAFETY: `&mut self` shows that no reader of the range is active; the extent lies
-            // inside our mapping. After DONTNEED an anonymous page reads as zero when committed
-            // again.
-            let given_back = unsafe {
-                mm::madvise(at, EXTENT_BYTES, Advice::LinuxDontNeed)
-                    .and_then(|()| mm::mprotect(at, EXTENT_BYTES, MprotectFlags::empty()))
-            };
-            given_back.map_err(|source| ReservationError::Decommit {
-                range: range.clone(),
-                bytes,
+    /// Makes `to` bytes from the start readable and writable, and present (Linux 5.14; on older ones
+    /// memory comes when it is touched). New ones are zero, old ones keep their content. On an error
+    /// nothing is lost.
+    ///
+    /// # Panics
+    /// If `to` is more than was reserved.
+    pub fn commit(&mut self, to: usize) -> Result<(), ReservationError> {
+        assert!(to <= self.len, "{to} of {} reserved bytes", self.len);
+        self.commit_extents(to)
+            .map_err(|source| ReservationError::Commit {
+                to,
+                bytes: self.len,
                 source: source.into(),
-            })?;
-            self.committed[extent] = false;
+            })
+    }
+
+    fn commit_extents(&mut self, to: usize) -> Result<(), Errno> {
+        while self.present < to {
+            let extent = self.present / EXTENT_BYTES * EXTENT_BYTES;
+            if self.accessible == extent {
+                let access = MprotectFlags::READ | MprotectFlags::WRITE;
+                // SAFETY: the extent lies inside our mapping; giving access to memory that nobody could
+                // access before breaks no borrow.
+                unsafe { mm::mprotect(self.at(extent), EXTENT_BYTES, access) }?;
+                self.accessible += EXTENT_BYTES;
+            }
+            let small = extent == 0 && to <= SMALL_BYTES_MAX;
+            let advice = match small {
+                true => Advice::LinuxNoHugepage,
+                false => Advice::LinuxHugepage,
+            };
+            // SAFETY: advice changes no content. A refusal (no huge pages here) leaves ordinary ones:
+            // slower by a little, never wrong.
+            let _ = unsafe { mm::madvise(self.at(extent), EXTENT_BYTES, advice) };
+            let end = match small {
+                true => to.next_multiple_of(page_size()),
+                false => extent + EXTENT_BYTES,
+            };
+            if self.present > extent && !small {
+                // SAFETY: as above.
+                unsafe { libc::madvise(self.at(extent), EXTENT_BYTES, MADV_COLLAPSE) };
+            }
+            let bytes = end - self.present;
+            // SAFETY: the range is accessible and ours; touching it changes no content.
+            match unsafe { mm::madvise(self.at(self.present), bytes, Advice::LinuxPopulateWrite) } {
+                Err(Errno::NOMEM) => return Err(Errno::NOMEM),
+                // Older kernels do not know it.
+                Err(_) | Ok(()) => self.present = end,
+            }
         }
         Ok(())
     }
 
-    fn extent_ptr(&self, extent: usize) -> *mut c_void {
-        self.start
-            .as_ptr()
-            .wrapping_add(extent * EXTENT_BYTES)
-            .cast()
-    }
-
-    fn extents_touched(&self, range: &Range<usize>) -> Range<usize> {
-        assert!(
-            range.start <= range.end && range.end <= self.len,
-            "{range:?} outside reservation"
-        );
-        if range.is_empty() {
-            return 0..0;
+    /// Gives back the memory of all extents beyond the first `to` bytes; their content is lost.
+    pub fn decommit(&mut self, to: usize) -> Result<(), ReservationError> {
+        let kept = to.div_ceil(EXTENT_BYTES).saturating_mul(EXTENT_BYTES);
+        if kept >= self.accessible {
+            return Ok(());
         }
-        range.start / EXTENT_BYTES..range.end.div_ceil(EXTENT_BYTES)
+        let bytes = self.accessible - kept;
+        // SAFETY: `&mut self` shows that no reader of the range is active; it lies inside our mapping.
+        // After DONTNEED an anonymous page reads as zero when committed again.
+        let given_back = unsafe {
+            mm::madvise(self.at(kept), bytes, Advice::LinuxDontNeed)
+                .and_then(|()| mm::mprotect(self.at(kept), bytes, MprotectFlags::empty()))
+        };
+        given_back.map_err(|source| ReservationError::Decommit {
+            to,
+            bytes: self.len,
+            source: source.into(),
+        })?;
+        self.accessible = kept;
+        self.present = self.present.min(kept);
+        Ok(())
     }
 
-    fn extents_inside(&self, range: &Range<usize>) -> Range<usize> {
-        assert!(
-            range.start <= range.end && range.end <= self.len,
-            "{range:?} outside reservation"
-        );
-        let first = range.start.div_ceil(EXTENT_BYTES);
-        first..(range.end / EXTENT_BYTES).max(first)
+    fn at(&self, offset: usize) -> *mut c_void {
+        self.as_ptr().wrapping_add(offset).cast()
     }
 }
 
@@ -212,13 +218,13 @@ mod tests {
     }
 
     #[test]
-    fn committed_extents_are_zero_kept_and_given_back() {
+    fn what_is_committed_is_zero_kept_and_given_back() {
         let mut r = Reservation::new(5 * EXTENT_BYTES - 7).unwrap();
         assert_eq!(r.len(), 5 * EXTENT_BYTES);
         assert_eq!(r.as_ptr().align_offset(EXTENT_BYTES), 0);
         assert_eq!(r.committed_bytes(), 0);
 
-        r.commit(EXTENT_BYTES - 1..EXTENT_BYTES + 1).unwrap();
+        r.commit(EXTENT_BYTES + 1).unwrap();
         assert_eq!(r.committed_bytes(), 2 * EXTENT_BYTES);
         // SAFETY: extents 0 and 1 are committed; nobody else uses the reservation.
         unsafe {
@@ -226,20 +232,47 @@ mod tests {
             byte(&r, 0).write(7);
             byte(&r, 2 * EXTENT_BYTES - 1).write(8);
         }
-        r.commit(0..3 * EXTENT_BYTES).unwrap();
+        r.commit(3 * EXTENT_BYTES).unwrap();
         // SAFETY: as above.
         unsafe {
             assert_eq!(byte(&r, 0).read(), 7);
             assert_eq!(byte(&r, 2 * EXTENT_BYTES - 1).read(), 8);
         }
-        // Half an extent is not given back.
-        r.decommit(1..EXTENT_BYTES).unwrap();
+        // A part of an extent is not given back.
+        r.decommit(2 * EXTENT_BYTES + 1).unwrap();
         assert_eq!(r.committed_bytes(), 3 * EXTENT_BYTES);
-        r.decommit(0..2 * EXTENT_BYTES).unwrap();
-        assert_eq!(r.committed_bytes(), EXTENT_BYTES);
-        r.commit(0..EXTENT_BYTES).unwrap();
+        r.decommit(2 * EXTENT_BYTES).unwrap();
+        assert_eq!(r.committed_bytes(), 2 * EXTENT_BYTES);
+        r.decommit(0).unwrap();
+        assert_eq!(r.committed_bytes(), 0);
+        r.commit(EXTENT_BYTES).unwrap();
         // SAFETY: extent 0 is committed again.
         unsafe { assert_eq!(byte(&r, 0).read(), 0) };
+    }
+
+    #[test]
+    fn a_little_takes_little_and_keeps_its_content_when_it_grows() {
+        let mut r = Reservation::new(EXTENT_BYTES).unwrap();
+        let page = page_size();
+        for used in [1, page, 3 * page + 1, SMALL_BYTES_MAX] {
+            r.commit(used).unwrap();
+            assert_eq!(r.committed_bytes(), used.next_multiple_of(page));
+            // SAFETY: committed, and nobody else uses it.
+            unsafe { byte(&r, used - 1).write(used as u8 | 1) };
+        }
+        r.commit(SMALL_BYTES_MAX + 1).unwrap();
+        assert_eq!(r.committed_bytes(), EXTENT_BYTES);
+        for used in [1, page, 3 * page + 1, SMALL_BYTES_MAX] {
+            // SAFETY: as above.
+            assert_eq!(unsafe { byte(&r, used - 1).read() }, used as u8 | 1);
+        }
+        // SAFETY: as above.
+        assert_eq!(unsafe { byte(&r, EXTENT_BYTES - 1).read() }, 0);
+        r.decommit(0).unwrap();
+        r.commit(1).unwrap();
+        assert_eq!(r.committed_bytes(), page);
+        // SAFETY: as above.
+        assert_eq!(unsafe { byte(&r, 0).read() }, 0);
     }
 
     #[test]

@@ -115,8 +115,8 @@ pub enum KvError {
 /// takes of a page is a multiple of 64 bytes.
 ///
 /// Memory is committed in extents up to a watermark of pages; pages below it may be used. The tensors
-/// run ahead of it by different parts of an extent: pages come to all of them at once, and if all
-/// crossed into their next extents with the same page, that page would wait for as many extents as
+/// come to run ahead of it by different parts of an extent: pages come to all of them at once, and if
+/// all crossed into their next extents with the same page, that page would wait for as many extents as
 /// there are tensors.
 ///
 /// Fresh memory is zero; a page that was used before holds leftovers until [`KvStore::zero_page`]. No
@@ -210,7 +210,7 @@ impl KvStore {
             });
         }
         for (tensor, bytes) in sides_mut(&mut self.tensors, self.shape, pages) {
-            tensor.commit(0..bytes)?;
+            tensor.commit(bytes)?;
         }
         self.pages = self.pages.max(pages);
         Ok(())
@@ -226,9 +226,7 @@ impl KvStore {
         }
         self.pages = pages;
         for (tensor, bytes) in sides_mut(&mut self.tensors, self.shape, pages) {
-            let kept = bytes.next_multiple_of(EXTENT_BYTES);
-            let len = tensor.len();
-            tensor.decommit(kept.min(len)..len)?;
+            tensor.decommit(bytes)?;
         }
         Ok(())
     }
@@ -369,11 +367,9 @@ fn sides_mut(
     let tensors = tensors.iter_mut().flatten().enumerate();
     tensors.map(move |(index, tensor)| {
         let bytes = page_bytes[index % 2];
-        let ahead = EXTENT_BYTES / bytes * index / sides;
-        let pages = match pages {
-            0 => 0,
-            pages => (pages + ahead).min(shape.pages),
-        };
-        (tensor, pages * bytes)
+        // The part of an extent that it is ahead of the first tensor, when that has come to the next.
+        let grown = pages.saturating_sub(1).min(EXTENT_BYTES / bytes);
+        let pages = pages + grown * index / sides;
+        (tensor, pages.min(shape.pages) * bytes)
     })
 }

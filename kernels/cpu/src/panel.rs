@@ -100,7 +100,7 @@ impl Memory {
     fn zeroed(bytes: usize) -> Result<Self, PackError> {
         if bytes >= MAPPED_FROM {
             let mut range = Reservation::new(bytes)?;
-            range.commit(0..bytes)?;
+            range.commit(bytes)?;
             return Ok(Memory::Mapped { range, bytes });
         }
         let layout = Layout::from_size_align(bytes.max(64), 64);

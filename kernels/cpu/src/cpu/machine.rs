@@ -29,7 +29,7 @@ impl ProbeMemory {
     pub fn new(bytes: usize) -> Result<Self, ReservationError> {
         let bytes = bytes.max(1).next_multiple_of(PART_BYTES);
         let mut range = Reservation::new(bytes)?;
-        range.commit(0..bytes)?;
+        range.commit(bytes)?;
         let values = range.as_ptr().cast::<f32>();
         // SAFETY: `bytes` from the start are committed and this value's alone; zeroed memory is
         // initialised f32.
