@@ -98,6 +98,17 @@ pub(crate) trait Simd: Copy {
         middle: f32,
         inverse: f32,
     ) -> (i32, i32);
+    /// Whether [`Simd::quantise_four`] is there.
+    const QUANTISES_FOUR: bool = false;
+    /// Quantises blocks of four tokens at once, to the bits that [`super::generic::tokens`] gives each alone;
+    /// `to`: the first of four neighbouring columns of a block of `columns`. False, and nothing of use
+    /// written, where some element is no finite number.
+    ///
+    /// # Safety
+    /// Each of `x` must be readable for 32 f32, the columns writable.
+    unsafe fn quantise_four(self, _x: [*const f32; 4], _to: *mut u32, _columns: usize) -> bool {
+        false
+    }
     /// Per lane, as signed integers.
     fn words_to_f32(self, v: Self::Bits) -> Self::F;
     /// # Safety

@@ -12,7 +12,7 @@ use crate::simd::Simd;
 const COLUMN_BYTES: usize = 56;
 
 /// Half range below which a block counts as constant: its inverse scale would be infinite.
-const SMALLEST: f32 = 1.0e-30;
+pub(crate) const SMALLEST: f32 = 1.0e-30;
 
 /// Quantised tokens of an op, in tiles of `width`; the last is as wide as [`tile_columns`] says, its
 /// columns without a token unused.
@@ -164,28 +164,39 @@ pub(crate) unsafe fn quantise_tile<S: Simd>(s: S, x: *const f32, tokens: QuantTo
         columns,
     } = tokens.tile(tile);
     let blocks = tokens.blocks;
-    for column in 0..n {
-        let row = x.wrapping_add((token + column) * 32 * blocks);
+    let first = x.wrapping_add(token * 32 * blocks);
+    let mut column = 0;
+    while S::QUANTISES_FOUR && column + 4 <= n {
         for block in 0..blocks {
-            let to = base
-                .wrapping_add(block * columns * COLUMN_BYTES)
-                .cast::<u32>();
+            let x = first.wrapping_add(32 * (column * blocks + block));
+            let x = [0, 1, 2, 3].map(|i| x.wrapping_add(i * 32 * blocks));
+            let to = base.wrapping_add(block * columns * COLUMN_BYTES);
+            let to = to.cast::<u32>().wrapping_add(column);
+            // SAFETY: a block of readable rows; entries of four columns of a writable tile.
+            unsafe {
+                if !s.quantise_four(x, to, columns) {
+                    for i in 0..4 {
+                        quantise_block(s, x[i], to.wrapping_add(i), columns);
+                    }
+                }
+            }
+        }
+        column += 4;
+    }
+    for column in column..n {
+        for block in 0..blocks {
+            let x = first.wrapping_add(32 * (column * blocks + block));
+            let to = base.wrapping_add(block * columns * COLUMN_BYTES);
             // SAFETY: block of a readable row; entries of a column of a writable tile.
-            unsafe { quantise_block(s, row.wrapping_add(32 * block), to, columns, column) };
+            unsafe { quantise_block(s, x, to.cast::<u32>().wrapping_add(column), columns) };
         }
     }
 }
 
 /// # Safety
-/// `x` readable for 32 f32, `to` writable for a block of `columns` columns.
+/// `x` readable for 32 f32, `to` writable for a column of a block of `columns` columns.
 #[inline(always)]
-unsafe fn quantise_block<S: Simd>(
-    s: S,
-    x: *const f32,
-    to: *mut u32,
-    columns: usize,
-    column: usize,
-) {
+unsafe fn quantise_block<S: Simd>(s: S, x: *const f32, to: *mut u32, columns: usize) {
     // SAFETY: the caller's promise.
     let v = unsafe { [s.load(x), s.load(x.wrapping_add(16))] };
     let (low, high, is_number) = s.range(v);
@@ -204,7 +215,7 @@ unsafe fn quantise_block<S: Simd>(
     let sum = first + last;
     let entry = |row: usize, word: u32| {
         // SAFETY: an entry of the column, by the caller's promise.
-        unsafe { to.wrapping_add(row * columns + column).write(word) }
+        unsafe { to.wrapping_add(row * columns).write(word) }
     };
     for (g, word) in bytes.into_iter().enumerate() {
         entry(g, word);

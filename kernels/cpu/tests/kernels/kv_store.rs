@@ -10,6 +10,8 @@ const SHAPE: KvShape = KvShape {
     pages: 320,
 };
 const EXTENT: usize = 2 << 20;
+/// Of a page of one tensor.
+const PAGE_BYTES: usize = 3 * 64 * 64 * 4;
 
 #[test]
 fn memory_follows_the_watermark() {
@@ -17,9 +19,9 @@ fn memory_follows_the_watermark() {
     assert_eq!(kv.bytes_per_page(), 2 * 2 * 3 * 64 * 64 * 4);
     assert_eq!((kv.pages(), kv.bytes_committed()), (0, 0));
     kv.commit(1).unwrap();
-    assert_eq!((kv.pages(), kv.bytes_committed()), (1, 4 * 48 << 10));
+    assert_eq!((kv.pages(), kv.bytes_committed()), (1, 4 * PAGE_BYTES));
     kv.commit(4).unwrap();
-    assert_eq!(kv.bytes_committed(), (4 + 4 + 5 + 6) * 48 << 10);
+    assert_eq!(kv.bytes_committed(), (4 + 4 + 5 + 6) * PAGE_BYTES);
     // 48 KiB a page: more than 21 make a huge page of the first extent, 42 fit it with some left, the 43rd
     // reaches into the next. The four tensors come to run 0, 10, 21 and 31 pages ahead.
     for (pages, extents) in [

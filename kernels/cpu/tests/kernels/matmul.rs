@@ -265,6 +265,45 @@ fn a_token_that_is_no_number_is_not_hidden() {
     }
 }
 
+/// Blocks that are quantised side by side do not see each other, however odd: of zeros of both signs, one
+/// value, the least and the largest there are, and no numbers.
+#[test]
+fn odd_tokens_keep_their_bits_in_any_company() {
+    let odd = [
+        [0.0, -0.0],
+        [-3.25, -3.25],
+        [1e-40, -1e-42],
+        [f32::MAX, f32::MIN],
+        [f32::MAX, 0.0],
+        [1e-30, 2e-30],
+        [-0.0, 5.0],
+        [f32::NAN, 1.0],
+        [f32::INFINITY, 1.0],
+        [f32::NEG_INFINITY, f32::INFINITY],
+    ];
+    for cpu in cpus(&[1]) {
+        for turn in 0..odd.len() {
+            let mut case = Case::new(TensorType::Q8_0, 16, 96, 14, 23);
+            for (token, x) in case.x.chunks_mut(96).enumerate().step_by(1 + turn % 3) {
+                let values = odd[(turn + token) % odd.len()];
+                let at = 32 * (token % 3);
+                for (i, x) in x[at..at + 32].iter_mut().enumerate() {
+                    *x = values[usize::from(i % 7 == 3)];
+                }
+            }
+            let together = case.run(&cpu, 14);
+            let alone = case.run_in_batches(&cpu, [1; 14]);
+            for (token, (a, b)) in together.chunks(16).zip(alone.chunks(16)).enumerate() {
+                // Of what is no number the bits say nothing.
+                let same =
+                    |(a, b): (&f32, &f32)| a.to_bits() == b.to_bits() || a.is_nan() && b.is_nan();
+                let what = format!("{cpu:?} turn {turn} token {token}: {a:?} {b:?}");
+                assert!(a.iter().zip(b).all(same), "{what}");
+            }
+        }
+    }
+}
+
 #[test]
 fn bits_do_not_depend_on_batch_or_threads() {
     for tensor_type in TYPES {
