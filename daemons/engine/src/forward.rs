@@ -162,8 +162,6 @@ pub struct Activations {
     pub gate: Vec<f32>,
     /// (n, d_ff)
     pub up: Vec<f32>,
-    /// (n, d_ff): activation(gate) · up
-    pub hidden: Vec<f32>,
     /// (n, d_model): what a block adds to `x`.
     pub delta: Vec<f32>,
     /// (n, d_model): what a network beside the experts adds.
@@ -192,7 +190,6 @@ impl Activations {
             attended: empty(),
             gate: empty(),
             up: empty(),
-            hidden: empty(),
             delta: empty(),
             beside: empty(),
             routed: Routed::default(),
@@ -219,7 +216,6 @@ impl Activations {
         self.attended.resize(n * attended, 0.0);
         self.gate.resize(n * ff, 0.0);
         self.up.resize(n * ff, 0.0);
-        self.hidden.resize(n * ff, 0.0);
         self.delta.resize(n * h.d_model, 0.0);
         self.last.resize(n_logits * h.d_model, 0.0);
         self.logits.resize(n_logits * h.vocab, 0.0);

@@ -4,6 +4,7 @@ mod attention;
 mod elementwise;
 mod machine;
 mod matmul;
+mod token_rows;
 
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
@@ -12,6 +13,7 @@ use thiserror::Error;
 pub use attention::AttentionRun;
 pub use machine::ProbeMemory;
 pub use matmul::ExpertProduct;
+pub use token_rows::{Gate, TokenRows};
 
 use crate::isa::{Isa, IsaError};
 use crate::pool::Pool;
@@ -61,6 +63,7 @@ pub struct Cpu {
 #[derive(Default)]
 struct Workspace {
     tokens: Lines,
+    made: Lines,
     partials: Lines,
 }
 

@@ -45,7 +45,7 @@ mod rope;
 mod simd;
 mod table;
 
-pub use cpu::{AttentionRun, Cpu, CpuError, ExpertProduct, ProbeMemory};
+pub use cpu::{AttentionRun, Cpu, CpuError, ExpertProduct, Gate, ProbeMemory, TokenRows};
 pub use isa::{Isa, IsaError};
 pub use kv::{HEAD_DIM_MAX, KvError, KvPlace, KvShape, KvStore, PAGE_TOKENS};
 pub use panel::{PackError, PanelKind, PanelMatrix};

@@ -3,7 +3,7 @@
 use crate::generic::attention::{ChunkView, PairGroup};
 use crate::generic::kv_write::HeadWrite;
 use crate::generic::matmul::{OutView, PackedTokens, PanelView};
-use crate::generic::tokens::QuantTokens;
+use crate::generic::tokens::{QuantTokens, QuantiseRows};
 use crate::isa::Isa;
 use crate::panel::format::PanelFormat;
 
@@ -95,8 +95,7 @@ pub(crate) struct KernelTable {
     pub(crate) packed: unsafe fn(&Packed),
     pub(crate) dot_columns: usize,
     pub(crate) quants: &'static [QuantKernels],
-    /// x, tokens, tile.
-    pub(crate) quantise: unsafe fn(*const f32, QuantTokens, usize),
+    pub(crate) quantise: unsafe fn(&QuantiseRows),
     pub(crate) rms_norm_row: RmsNormRow,
     pub(crate) silu_mul: unsafe fn(&[f32], &[f32], &mut [f32]),
     pub(crate) gelu_mul: unsafe fn(&[f32], &[f32], &mut [f32]),
@@ -116,7 +115,7 @@ macro_rules! kernel_table {
             };
             use crate::generic::matmul::PanelView;
             use crate::generic::quants::QuantFormat;
-            use crate::generic::tokens::QuantTokens;
+            use crate::generic::tokens::QuantiseRows;
             use crate::generic::{attention, dot, elementwise, kv_write, matmul, rows, tokens};
             use crate::isa::Isa;
             use crate::simd::Simd;
@@ -161,12 +160,12 @@ macro_rules! kernel_table {
             }
 
             /// # Safety
-            /// The processor has this instruction set; as [`tokens::quantise_tile`].
+            /// The processor has this instruction set; as [`tokens::quantise_rows`].
             $(#[target_feature(enable = $features)])?
-            unsafe fn quantise(x: *const f32, tokens: QuantTokens, tile: usize) {
+            unsafe fn quantise(a: &QuantiseRows) {
                 let s = $witness;
                 // SAFETY: the caller's promise.
-                unsafe { tokens::quantise_tile(s, x, tokens, tile) }
+                unsafe { tokens::quantise_rows(s, a) }
             }
 
             /// # Safety

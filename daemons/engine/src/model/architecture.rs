@@ -1,5 +1,5 @@
 use super::hyperparameters::Gating;
-use vitriol_kernels_cpu::RopeStyle;
+use vitriol_kernels_cpu::{Gate, RopeStyle};
 
 /// A family of models with one forward pass. What differs between families is said in its [`Traits`];
 /// the pass itself is in [`super::decoder`].
@@ -56,7 +56,7 @@ pub struct Traits {
     pub norms_block_outputs: bool,
     /// Name of the norm before the feed-forward network.
     pub ffn_norm: &'static str,
-    pub activation: Activation,
+    pub activation: Gate,
     /// Whether embeddings are multiplied by √d_model.
     pub scales_embedding: bool,
     /// Of how many layers in a row the last one sees everything and the others a window, where the file
@@ -96,17 +96,6 @@ pub enum QkNorm {
     AfterRotation,
 }
 
-/// The nonlinearity of a gated feed-forward network.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Activation {
-    /// gate · σ(gate) · up
-    Silu,
-    /// GELU(gate) · up, GELU by its tanh formula.
-    GeluTanh,
-    /// g · σ(1.702 g) · (u + 1) with the gate g at most 7 and u the up within ±7.
-    SwigluClamped,
-}
-
 /// A `llama`, from which the others differ.
 const LLAMA: Traits = Traits {
     rope: RopeStyle::Norm,
@@ -117,7 +106,7 @@ const LLAMA: Traits = Traits {
     scales_scores: true,
     norms_block_outputs: false,
     ffn_norm: "ffn_norm",
-    activation: Activation::Silu,
+    activation: Gate::Silu,
     scales_embedding: false,
     window_period: None,
     window_default: 0,
@@ -142,7 +131,7 @@ const QWEN3: Traits = Traits {
 const GEMMA2: Traits = Traits {
     rope: RopeStyle::Neox,
     norms_block_outputs: true,
-    activation: Activation::GeluTanh,
+    activation: Gate::GeluTanh,
     scales_embedding: true,
     window_period: Some(2),
     layers_scaled_by_width: Some(46),
@@ -239,7 +228,10 @@ impl Architecture {
                 rope: RopeStyle::Neox,
                 needs_qkv_bias: true,
                 ffn_norm: "post_attention_norm",
-                activation: Activation::SwigluClamped,
+                activation: Gate::SwigluClamped {
+                    alpha: 1.702,
+                    limit: 7.0,
+                },
                 window_period: Some(2),
                 gating: Gating::SoftmaxOfChosen,
                 normalises_experts: false,

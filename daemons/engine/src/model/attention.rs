@@ -5,7 +5,7 @@ use super::{
     weights::{Linear, TensorSource},
 };
 use crate::forward::{Activations, Batch, KvStores};
-use vitriol_kernels_cpu::{AttentionOptions, Cpu, RopeAngles};
+use vitriol_kernels_cpu::{AttentionOptions, Cpu, RopeAngles, TokenRows};
 
 /// Weights of a block's attention, of whichever kind.
 #[derive(Debug)]
@@ -28,18 +28,19 @@ impl AnyAttention {
         }
     }
 
-    /// `act.delta = attention(act.normed)`; writes the rows' K and V into the layer's place in `kv` first.
+    /// `act.delta = attention(norm(act.x))`; writes the rows' K and V into the layer's place in `kv` first.
     pub fn forward(
         &self,
         model: &Model,
         layer: usize,
+        norm: &[f32],
         batch: &Batch<'_>,
         kv: &mut KvStores,
         act: &mut Activations,
     ) {
         match self {
-            Self::Heads(attention) => attention.forward(model, layer, batch, kv, act),
-            Self::Latent(attention) => attention.forward(model, layer, batch, kv, act),
+            Self::Heads(attention) => attention.forward(model, layer, norm, batch, kv, act),
+            Self::Latent(attention) => attention.forward(model, layer, norm, batch, kv, act),
         }
     }
 }
@@ -135,11 +136,12 @@ impl Attention {
         bare.next().map(|(_, part)| part)
     }
 
-    /// `act.delta = attention(act.normed)`; writes the rows' K and V into the layer's place in `kv` first.
+    /// `act.delta = attention(norm(act.x))`; writes the rows' K and V into the layer's place in `kv` first.
     pub fn forward(
         &self,
         model: &Model,
         layer: usize,
+        norm: &[f32],
         batch: &Batch<'_>,
         kv: &mut KvStores,
         act: &mut Activations,
@@ -164,7 +166,12 @@ impl Attention {
                 products.push((&wv.w, &mut *v));
             }
         }
-        device.matmul_many(&mut products, &act.normed, n);
+        let normed = TokenRows::Normed {
+            x: &act.x,
+            w: norm,
+            eps: hyper.rms_eps,
+        };
+        device.matmul_many(&mut products, &normed, n);
 
         let place = model.kv_layers[layer];
         let group = &batch.groups[place.group];

@@ -74,15 +74,12 @@ impl DecoderLayer {
         act: &mut Activations,
         tap: &mut dyn Tap,
     ) {
-        let (device, hyper, n) = (&model.device, &model.hyper, batch.len());
-        let (d, eps) = (hyper.d_model, hyper.rms_eps);
-
-        device.rms_norm(&act.x, &self.attn_norm, eps, n, d, &mut act.normed);
-        self.attention.forward(model, layer, batch, kv, act);
+        let (device, n) = (&model.device, batch.len());
+        self.attention
+            .forward(model, layer, &self.attn_norm, batch, kv, act);
         add_output(model, self.post_attention_norm.as_deref(), act);
 
-        device.rms_norm(&act.x, &self.ffn_norm, eps, n, d, &mut act.normed);
-        self.ffn.forward(model, layer, n, act, tap);
+        self.ffn.forward(model, layer, &self.ffn_norm, n, act, tap);
         add_output(model, self.post_ffn_norm.as_deref(), act);
         if let Some(input) = &self.layer_input {
             input.forward(model, layer, n, act);

@@ -1,13 +1,13 @@
 use super::{
     Hyperparameters, Model, ModelError, Tap,
-    feed_forward::{Dense, activate},
+    feed_forward::Dense,
     hyperparameters::ExpertShape,
     routing::Routing,
     weights::{Linear, TensorSource},
 };
 use crate::forward::Activations;
 use std::ops::Range;
-use vitriol_kernels_cpu::{ExpertProduct, PanelMatrix};
+use vitriol_kernels_cpu::{ExpertProduct, PanelMatrix, TokenRows};
 
 /// Intermediate results of one layer's experts, reused. Slots: see [`Routing`].
 #[derive(Debug, Default)]
@@ -20,7 +20,6 @@ pub struct Routed {
     /// (slots, d_ff), as the two that follow.
     gate: Vec<f32>,
     up: Vec<f32>,
-    hidden: Vec<f32>,
     /// (slots, d_model)
     out: Vec<f32>,
     /// (n, d_model): the experts' sum while the shared network computes.
@@ -147,7 +146,6 @@ impl Experts {
             x,
             gate,
             up,
-            hidden,
             out,
             sum,
             ..
@@ -157,7 +155,6 @@ impl Experts {
         x.resize(slots * d, 0.0);
         gate.resize(slots * shape.d_ff, 0.0);
         up.resize(slots * shape.d_ff, 0.0);
-        hidden.resize(slots * shape.d_ff, 0.0);
         out.resize(slots * d, 0.0);
         for (slot, x) in x.chunks_exact_mut(d).enumerate() {
             let row = routing.row_of_slot[slot] as usize;
@@ -170,8 +167,8 @@ impl Experts {
         let parts = runs(routing, x, d).zip(runs_mut(routing, gate, shape.d_ff));
         for (((index, x), (_, gate)), (_, up)) in parts.zip(runs_mut(routing, up, shape.d_ff)) {
             let expert = &self.experts[index];
-            products.push(product(&expert.gate, x, gate));
-            products.push(product(&expert.up, x, up));
+            products.push(product(&expert.gate, TokenRows::Stored(x), gate));
+            products.push(product(&expert.up, TokenRows::Stored(x), up));
         }
         device.matmul_each(&mut products);
         for (index, gate) in runs_mut(routing, gate, shape.d_ff) {
@@ -180,11 +177,13 @@ impl Experts {
         for (index, up) in runs_mut(routing, up, shape.d_ff) {
             self.experts[index].up.add_bias(device, up);
         }
-        activate(device, traits.activation, gate, up, hidden);
-        let parts = runs(routing, hidden, shape.d_ff).zip(runs_mut(routing, out, d));
-        let mut products: Vec<_> = parts
-            .map(|((index, hidden), (_, out))| product(&self.experts[index].down, hidden, out))
-            .collect();
+        let hidden = runs(routing, gate, shape.d_ff).zip(runs(routing, up, shape.d_ff));
+        let mut products = Vec::new();
+        for (((index, gate), (_, up)), (_, out)) in hidden.zip(runs_mut(routing, out, d)) {
+            let by = traits.activation;
+            let hidden = TokenRows::Gated { gate, up, by };
+            products.push(product(&self.experts[index].down, hidden, out));
+        }
         device.matmul_each(&mut products);
         for (index, out) in runs_mut(routing, out, d) {
             self.experts[index].down.add_bias(device, out);
@@ -198,12 +197,12 @@ impl Experts {
         };
         sum.resize(n * d, 0.0);
         routing.sum(out, d, sum);
-        shared.forward(model, n, act);
+        shared.forward(model, None, n, act);
         device.add_assign(&mut act.delta, &act.routed.sum);
     }
 }
 
-fn product<'a>(linear: &'a Linear, x: &'a [f32], out: &'a mut [f32]) -> ExpertProduct<'a> {
+fn product<'a>(linear: &'a Linear, x: TokenRows<'a>, out: &'a mut [f32]) -> ExpertProduct<'a> {
     ExpertProduct {
         w: &linear.w,
         x,

@@ -1,12 +1,11 @@
 use super::{
     Hyperparameters, LayerShape, Model, ModelError, Tap,
-    architecture::Activation,
     experts::Experts,
     hyperparameters::ExpertShape,
     weights::{Linear, TensorSource},
 };
 use crate::forward::Activations;
-use vitriol_kernels_cpu::Cpu;
+use vitriol_kernels_cpu::{Cpu, TokenRows};
 
 /// What a block does to each token by itself.
 #[derive(Debug)]
@@ -56,17 +55,23 @@ impl FeedForward {
         }
     }
 
-    /// `act.delta = ffn(act.normed)` for `n` rows.
+    /// `act.delta = ffn(norm(act.x))` for `n` rows.
     pub fn forward(
         &self,
         model: &Model,
         layer: usize,
+        norm: &[f32],
         n: usize,
         act: &mut Activations,
         tap: &mut dyn Tap,
     ) {
+        if !matches!(self, Self::Dense(_)) {
+            let (d, eps) = (model.hyper.d_model, model.hyper.rms_eps);
+            let device = &model.device;
+            device.rms_norm(&act.x, norm, eps, n, d, &mut act.normed);
+        }
         match self {
-            Self::Dense(dense) => dense.forward(model, n, act),
+            Self::Dense(dense) => dense.forward(model, Some(norm), n, act),
             Self::Experts(experts, shape) => {
                 experts.route(model, shape, layer, n, act, tap);
                 experts.compute(model, shape, n, act);
@@ -122,28 +127,27 @@ impl Dense {
         self.width
     }
 
-    /// `act.delta = ffn(act.normed)` for `n` rows.
-    pub fn forward(&self, model: &Model, n: usize, act: &mut Activations) {
+    /// `act.delta = ffn(norm(act.x))` for `n` rows; without a norm of `act.normed`.
+    pub fn forward(&self, model: &Model, norm: Option<&[f32]>, n: usize, act: &mut Activations) {
         let device: &Cpu = &model.device;
         let len = n * self.width;
         let gate = &mut act.gate[..len];
         let up = &mut act.up[..len];
-        let hidden = &mut act.hidden[..len];
-        device.matmul_many(
-            &mut [(&self.gate.w, &mut *gate), (&self.up.w, &mut *up)],
-            &act.normed,
-            n,
-        );
+        let x = match norm {
+            Some(w) => TokenRows::Normed {
+                x: &act.x,
+                w,
+                eps: model.hyper.rms_eps,
+            },
+            None => TokenRows::Stored(&act.normed),
+        };
+        let mut products = [(&self.gate.w, &mut *gate), (&self.up.w, &mut *up)];
+        device.matmul_many(&mut products, &x, n);
         self.gate.add_bias(device, gate);
         self.up.add_bias(device, up);
-        activate(
-            device,
-            model.hyper.architecture.traits().activation,
-            gate,
-            up,
-            hidden,
-        );
-        self.down.forward(device, hidden, n, &mut act.delta);
+        let by = model.hyper.architecture.traits().activation;
+        let hidden = TokenRows::Gated { gate, up, by };
+        self.down.forward_of(device, &hidden, n, &mut act.delta);
     }
 }
 
@@ -196,7 +200,7 @@ impl Parallel {
         tap: &mut dyn Tap,
     ) {
         let (device, eps, d) = (&model.device, model.hyper.rms_eps, model.hyper.d_model);
-        self.dense.forward(model, n, act);
+        self.dense.forward(model, None, n, act);
         device.rms_norm_in_place(&mut act.delta, &self.dense_output_norm, eps);
         std::mem::swap(&mut act.delta, &mut act.beside);
         act.delta.resize(n * d, 0.0);
@@ -207,14 +211,5 @@ impl Parallel {
         self.experts.compute(model, shape, n, act);
         device.rms_norm_in_place(&mut act.delta, &self.experts_output_norm, eps);
         device.add_assign(&mut act.delta, &act.beside);
-    }
-}
-
-/// out = activation(gate, up), element by element.
-pub fn activate(device: &Cpu, activation: Activation, gate: &[f32], up: &[f32], out: &mut [f32]) {
-    match activation {
-        Activation::Silu => device.silu_mul(gate, up, out),
-        Activation::GeluTanh => device.gelu_mul(gate, up, out),
-        Activation::SwigluClamped => device.swiglu_clamped(gate, up, 1.702, 7.0, out),
     }
 }

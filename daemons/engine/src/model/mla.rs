@@ -11,7 +11,9 @@ use super::{
     weights::{Linear, TensorSource},
 };
 use crate::forward::{Activations, Batch, KvStores};
-use vitriol_kernels_cpu::{AttentionOptions, Cpu, ExpertProduct, HEAD_DIM_MAX, PanelMatrix};
+use vitriol_kernels_cpu::{
+    AttentionOptions, Cpu, ExpertProduct, HEAD_DIM_MAX, PanelMatrix, TokenRows,
+};
 
 /// Widths of latent attention.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -159,11 +161,12 @@ impl LatentAttention {
         })
     }
 
-    /// `act.delta = attention(act.normed)`; writes the rows' c into the layer's place in `kv` first.
+    /// `act.delta = attention(norm(act.x))`; writes the rows' c into the layer's place in `kv` first.
     pub fn forward(
         &self,
         model: &Model,
         layer: usize,
+        norm: &[f32],
         batch: &Batch<'_>,
         kv: &mut KvStores,
         act: &mut Activations,
@@ -172,6 +175,7 @@ impl LatentAttention {
         let shape = &self.shape;
         let (heads, eps) = (hyper.n_heads, hyper.rms_eps);
         let (rank, query, key_dim) = (shape.kv_rank, shape.query(), shape.key_dim());
+        device.rms_norm(&act.x, norm, eps, n, hyper.d_model, &mut act.normed);
         let latent = &mut act.latent;
         latent.q.resize(n * heads * query, 0.0);
         latent.kv.resize(n * key_dim, 0.0);
@@ -248,7 +252,11 @@ fn multiply_heads(
     let outputs = output.chunks_exact_mut(n * first.rows());
     let parts = matrices.iter().zip(inputs).zip(outputs);
     let mut products: Vec<_> = parts
-        .map(|((w, x), out)| ExpertProduct { w, x, out })
+        .map(|((w, x), out)| ExpertProduct {
+            w,
+            x: TokenRows::Stored(x),
+            out,
+        })
         .collect();
     device.matmul_each(&mut products);
 }

@@ -3,7 +3,7 @@ use crate::panels::{PanelFile, PanelWriter};
 use std::{borrow::Cow, collections::HashSet, path::Path};
 use vitriol_gguf::{Gguf, Tensor};
 use vitriol_kernels_core::{TensorType, dequantise_row};
-use vitriol_kernels_cpu::{Cpu, PanelMatrix};
+use vitriol_kernels_cpu::{Cpu, PanelMatrix, TokenRows};
 
 /// y = w·x + bias.
 #[derive(Debug)]
@@ -23,7 +23,12 @@ impl Linear {
     ///
     /// Shapes: x (n, inputs); out (n, outputs)
     pub fn forward(&self, device: &Cpu, x: &[f32], n: usize, out: &mut [f32]) {
-        device.matmul(&self.w, x, n, out);
+        self.forward_of(device, &TokenRows::Stored(x), n, out);
+    }
+
+    /// As [`Linear::forward`], of rows that are made where they are wanted.
+    pub fn forward_of(&self, device: &Cpu, x: &TokenRows<'_>, n: usize, out: &mut [f32]) {
+        device.matmul_of(&self.w, x, n, out);
         self.add_bias(device, out);
     }
 

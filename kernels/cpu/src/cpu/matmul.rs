@@ -1,7 +1,8 @@
+use super::token_rows::{Source, TokenRows};
 use super::{Cpu, Shared};
-use crate::generic::matmul::{DIRECT_TOKENS, OutView, PackedTokens, PanelView, pack_tile};
+use crate::generic::matmul::{DIRECT_TOKENS, OutView, PackedTokens, PanelView, pack_row};
 use crate::generic::rows;
-use crate::generic::tokens::QuantTokens;
+use crate::generic::tokens::{QuantTokens, QuantiseRows};
 use crate::panel::PanelMatrix;
 use crate::table::{Direct, Dot, Packed};
 
@@ -12,17 +13,20 @@ const DIRECT_ITEM_BYTES: usize = 40 << 10;
 /// Weight bytes that stay in L2 beside the tiles of quantised tokens running over them.
 const DOT_ITEM_BYTES: usize = 128 << 10;
 
+/// Rows that are made at once: as many as are quantised side by side.
+const MADE_ROWS: usize = 4;
+
 /// Elements of x below which the caller prepares it alone.
 const PREPARE_ALONE_LEN: usize = 8 << 10;
 
 /// One product of a [`Cpu::matmul_each`]: `out[t] = w·x[t]` for n tokens.
 ///
-/// Shapes: w (rows, cols); x (n, cols); out (n, rows)
+/// Shapes: w (rows, cols); x rows of cols; out (n, rows)
 pub struct ExpertProduct<'a> {
     /// Weights.
     pub w: &'a PanelMatrix,
     /// Tokens.
-    pub x: &'a [f32],
+    pub x: TokenRows<'a>,
     /// Results.
     pub out: &'a mut [f32],
 }
@@ -41,7 +45,7 @@ enum TokenForm {
 /// A product's tokens, ready for the kernels.
 #[derive(Clone, Copy)]
 enum Tokens {
-    Rows,
+    Rows(*const f32),
     Packed(PackedTokens),
     Quantised(QuantTokens),
 }
@@ -50,7 +54,7 @@ impl Tokens {
     /// Tiles of them; one span where they are few.
     fn tiles(&self) -> usize {
         match self {
-            Tokens::Rows => 1,
+            Tokens::Rows(_) => 1,
             Tokens::Packed(tokens) => tokens.n.div_ceil(tokens.width),
             Tokens::Quantised(tokens) => tokens.tiles(),
         }
@@ -60,7 +64,7 @@ impl Tokens {
 /// One product with what an item needs to know of it.
 struct Product {
     w: PanelView,
-    x: *const f32,
+    x: Source,
     n: usize,
     out: Shared<f32>,
     panels: usize,
@@ -79,16 +83,16 @@ struct Product {
 unsafe impl Sync for Product {}
 
 impl Product {
-    fn new(w: &PanelMatrix, x: &[f32], n: usize, out: &mut [f32]) -> Self {
-        assert_eq!(x.len(), n * w.cols(), "x is (n {n}, cols {})", w.cols());
+    fn new(w: &PanelMatrix, x: &TokenRows<'_>, n: usize, out: &mut [f32]) -> Self {
+        let x = x.source(n, w.cols());
         assert_eq!(out.len(), n * w.rows(), "out is (n {n}, rows {})", w.rows());
         Self {
             w: w.view(),
-            x: x.as_ptr(),
+            x,
             n,
             out: Shared(out.as_mut_ptr()),
             panels: w.panels(),
-            tokens: Tokens::Rows,
+            tokens: Tokens::Rows(x.stored().unwrap_or(std::ptr::null())),
             step: 1,
             span: 1,
             spans: 1,
@@ -103,6 +107,11 @@ impl Product {
             false => TokenForm::Packed,
         }
     }
+
+    /// Whether its tokens are not as the kernels want them.
+    fn wants_preparation(&self) -> bool {
+        self.token_form() != TokenForm::Rows || self.x.stored().is_none()
+    }
 }
 
 impl Cpu {
@@ -114,13 +123,23 @@ impl Cpu {
     /// Numerics: plain weights: per element one chain over ascending columns; quantised ones: tokens
     ///           rounded to bytes, exact sums over 32 columns, one chain over these (crate docs)
     pub fn matmul(&self, w: &PanelMatrix, x: &[f32], n: usize, out: &mut [f32]) {
+        self.matmul_of(w, &TokenRows::Stored(x), n, out);
+    }
+
+    /// As [`Cpu::matmul`], of rows that are made of others where they are wanted.
+    pub fn matmul_of(&self, w: &PanelMatrix, x: &TokenRows<'_>, n: usize, out: &mut [f32]) {
         self.run_products(vec![Product::new(w, x, n, out)]);
     }
 
     /// Several products of the same tokens (q, k and v; gate and up) in one dispatch.
     ///
     /// Shapes: as [`Cpu::matmul`], one `cols` for all
-    pub fn matmul_many(&self, products: &mut [(&PanelMatrix, &mut [f32])], x: &[f32], n: usize) {
+    pub fn matmul_many(
+        &self,
+        products: &mut [(&PanelMatrix, &mut [f32])],
+        x: &TokenRows<'_>,
+        n: usize,
+    ) {
         let product = |(w, out): &mut (&PanelMatrix, &mut [f32])| Product::new(w, x, n, out);
         self.run_products(products.iter_mut().map(product).collect());
     }
@@ -133,7 +152,7 @@ impl Cpu {
     pub fn matmul_each(&self, products: &mut [ExpertProduct<'_>]) {
         let product = |p: &mut ExpertProduct<'_>| {
             let n = p.x.len() / p.w.cols();
-            Product::new(p.w, p.x, n, p.out)
+            Product::new(p.w, &p.x, n, p.out)
         };
         self.run_products(products.iter_mut().map(product).collect());
     }
@@ -166,7 +185,7 @@ impl Cpu {
     fn run_products(&self, mut products: Vec<Product>) {
         products.retain(|product| product.n > 0);
         let mut workspace = self.workspace();
-        self.prepare_tokens(&mut products, &mut workspace.tokens);
+        self.prepare_tokens(&mut products, &mut workspace);
         let items = self.plan(&mut products);
         self.pool.for_each(items, |item| {
             let after = products.partition_point(|product| product.first_item <= item);
@@ -189,11 +208,11 @@ impl Cpu {
         // these panels' rows of these tokens are this item's.
         unsafe {
             match product.tokens {
-                Tokens::Rows => (self.table.direct)(&Direct {
+                Tokens::Rows(x) => (self.table.direct)(&Direct {
                     w,
                     first,
                     count,
-                    x: product.x,
+                    x,
                     n,
                     out,
                 }),
@@ -216,15 +235,12 @@ impl Cpu {
         }
     }
 
-    /// Packs or quantises the tokens of the products that want it, once where several follow with the
-    /// same.
-    fn prepare_tokens(&self, products: &mut [Product], memory: &mut super::Lines) {
+    /// Makes, packs or quantises the tokens of the products that want it, once where several follow with
+    /// the same.
+    fn prepare_tokens(&self, products: &mut [Product], workspace: &mut super::Workspace) {
         let mut preparations: Vec<Preparation> = Vec::new();
-        let (mut len, mut tiles, mut elements) = (0, 0, 0);
-        for product in products
-            .iter()
-            .filter(|p| p.token_form() != TokenForm::Rows)
-        {
+        let (mut len, mut tiles, mut elements, mut made_len) = (0, 0, 0, 0);
+        for product in products.iter().filter(|p| p.wants_preparation()) {
             if preparations.last().is_some_and(|last| last.is_of(product)) {
                 continue;
             }
@@ -239,18 +255,19 @@ impl Cpu {
             len += self.prepared_len(&preparation).next_multiple_of(16);
             tiles += preparation.n.div_ceil(self.tile_width(preparation.form));
             elements += preparation.n * preparation.cols;
+            if preparation.x.stored().is_none() {
+                made_len = made_len.max(MADE_ROWS * preparation.cols.next_multiple_of(16));
+            }
             preparations.push(preparation);
         }
         if preparations.is_empty() {
             return;
         }
-        let base = Shared(memory.at_least(len));
+        let base = Shared(workspace.tokens.at_least(len));
+        let made = Shared(workspace.made.at_least(made_len * self.threads()));
         let tokens_of = |preparation: &Preparation| self.prepared(preparation, base.get());
         let mut preparation = preparations.iter().peekable();
-        for product in products
-            .iter_mut()
-            .filter(|p| p.token_form() != TokenForm::Rows)
-        {
+        for product in products.iter_mut().filter(|p| p.wants_preparation()) {
             while let Some(next) = preparation.peek()
                 && !next.is_of(product)
             {
@@ -260,28 +277,75 @@ impl Cpu {
                 product.tokens = tokens_of(of_product);
             }
         }
-        let prepare_one = |tile: usize| {
+        let prepare_one = |thread: usize, tile: usize| {
             let after = preparations.partition_point(|p| p.first_tile <= tile);
             let preparation = &preparations[after - 1];
             let tile = tile - preparation.first_tile;
-            // SAFETY: the workspace holds all prepared tokens and is ours; each item writes its own
-            // tile; x was checked to be (n, cols).
-            unsafe {
-                match tokens_of(preparation) {
-                    Tokens::Rows => {}
-                    Tokens::Packed(tokens) => {
-                        pack_tile(preparation.x, preparation.cols, tokens, tile);
-                    }
-                    Tokens::Quantised(tokens) => {
-                        (self.table.quantise)(preparation.x, tokens, tile);
-                    }
-                }
-            }
+            let made = made.get().wrapping_add(thread * made_len);
+            // SAFETY: the workspace holds all prepared tokens, and rows made for each thread, and is ours;
+            // each item writes its own tile; x was checked to be n rows of cols.
+            unsafe { self.prepare_tile(preparation, tokens_of(preparation), tile, made) };
         };
         if elements < PREPARE_ALONE_LEN {
-            (0..tiles).for_each(prepare_one);
+            (0..tiles).for_each(|tile| prepare_one(0, tile));
         } else {
-            self.pool.for_each(tiles, prepare_one);
+            self.pool.for_each_on(tiles, prepare_one);
+        }
+    }
+
+    /// Prepares one tile, a few rows at a time, which stay in L1 where they are made for it.
+    ///
+    /// # Safety
+    /// `tokens` has room for the tile, and nobody else touches that, nor `made`, which has room for
+    /// [`MADE_ROWS`] rows; the source's rows are readable.
+    unsafe fn prepare_tile(
+        &self,
+        preparation: &Preparation,
+        tokens: Tokens,
+        tile: usize,
+        made: *mut f32,
+    ) {
+        let &Preparation {
+            x, cols, n, form, ..
+        } = preparation;
+        let width = self.tile_width(form);
+        let first = tile * width;
+        let end = (first + width).min(n);
+        let step = match x.stored() {
+            Some(_) => end - first,
+            None => MADE_ROWS,
+        };
+        for from in (first..end).step_by(step) {
+            let count = step.min(end - from);
+            let rows = match (tokens, x.stored()) {
+                (_, Some(x)) => x.wrapping_add(from * cols),
+                (Tokens::Rows(x), None) => x.wrapping_add(from * cols),
+                (_, None) => made,
+            };
+            // SAFETY: the caller's promise; tables were chosen for this processor.
+            unsafe {
+                if x.stored().is_none() {
+                    for row in 0..count {
+                        let to = rows.cast_mut().wrapping_add(row * cols);
+                        let to = std::slice::from_raw_parts_mut(to, cols);
+                        x.make(self.table, from + row, to);
+                    }
+                }
+                match tokens {
+                    Tokens::Rows(_) => {}
+                    Tokens::Packed(tokens) => {
+                        for row in 0..count {
+                            pack_row(rows.wrapping_add(row * cols), cols, tokens, from + row);
+                        }
+                    }
+                    Tokens::Quantised(tokens) => (self.table.quantise)(&QuantiseRows {
+                        x: rows,
+                        tokens,
+                        tile,
+                        columns: (from - first, count),
+                    }),
+                }
+            }
         }
     }
 
@@ -289,7 +353,8 @@ impl Cpu {
     fn tile_width(&self, form: TokenForm) -> usize {
         match form {
             TokenForm::Quantised => self.table.dot_columns,
-            _ => self.table.tile_columns,
+            TokenForm::Packed => self.table.tile_columns,
+            TokenForm::Rows => DIRECT_TOKENS,
         }
     }
 
@@ -300,7 +365,8 @@ impl Cpu {
             TokenForm::Quantised => {
                 QuantTokens::bytes(n, self.tile_width(form), cols / 32).div_ceil(4)
             }
-            _ => n * cols.next_multiple_of(16),
+            TokenForm::Packed => n * cols.next_multiple_of(16),
+            TokenForm::Rows => n * cols,
         }
     }
 
@@ -317,7 +383,8 @@ impl Cpu {
                 width,
                 blocks: cols / 32,
             }),
-            _ => Tokens::Packed(PackedTokens {
+            TokenForm::Rows => Tokens::Rows(base),
+            TokenForm::Packed => Tokens::Packed(PackedTokens {
                 base: base.cast_const(),
                 n,
                 width,
@@ -335,7 +402,7 @@ impl Cpu {
             let tiles = product.tokens.tiles();
             product.step = match product.tokens {
                 // Whole groups of four panels, the width of the single-token kernel.
-                Tokens::Rows => (DIRECT_ITEM_BYTES / product.w.panel_bytes)
+                Tokens::Rows(_) => (DIRECT_ITEM_BYTES / product.w.panel_bytes)
                     .next_multiple_of(4)
                     .max(4),
                 Tokens::Packed(_) => self.table.tile_panels,
@@ -365,9 +432,9 @@ impl Cpu {
     }
 }
 
-/// Tokens to pack or to quantise.
+/// Tokens to make, to pack or to quantise.
 struct Preparation {
-    x: *const f32,
+    x: Source,
     cols: usize,
     n: usize,
     form: TokenForm,

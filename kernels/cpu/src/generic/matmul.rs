@@ -96,26 +96,23 @@ pub(crate) struct PackedTokens {
     pub(crate) cols_padded: usize,
 }
 
-/// Copies tile `tile` of x (n, cols) into its packed place.
+/// Copies a token's row of `cols` into its packed place.
 ///
 /// # Safety
-/// `x` readable for (n, cols); `packed` writable for n·cols_padded f32, nobody else on this tile.
+/// `row` readable for cols; `packed` writable for n·cols_padded f32, nobody else on this column.
 #[inline(always)]
-pub(crate) unsafe fn pack_tile(x: *const f32, cols: usize, packed: PackedTokens, tile: usize) {
-    let first = tile * packed.width;
-    let width = packed.width.min(packed.n - first);
+pub(crate) unsafe fn pack_row(row: *const f32, cols: usize, packed: PackedTokens, token: usize) {
+    let first = token / packed.width * packed.width;
+    let (column, width) = (token - first, packed.width.min(packed.n - first));
     let out = packed
         .base
         .cast_mut()
         .wrapping_add(first * packed.cols_padded);
-    for column in 0..width {
-        let row = x.wrapping_add((first + column) * cols);
-        for k in (0..cols).step_by(16) {
-            let len = (cols - k).min(16);
-            let to = out.wrapping_add(k * width + column * 16);
-            // SAFETY: inside row and tile as sized above.
-            unsafe { std::ptr::copy_nonoverlapping(row.wrapping_add(k), to, len) };
-        }
+    for k in (0..cols).step_by(16) {
+        let len = (cols - k).min(16);
+        let to = out.wrapping_add(k * width + column * 16);
+        // SAFETY: inside row and tile as sized above.
+        unsafe { std::ptr::copy_nonoverlapping(row.wrapping_add(k), to, len) };
     }
 }
 

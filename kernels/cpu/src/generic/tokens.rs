@@ -149,29 +149,33 @@ impl<const C: usize> TileBlock<C> {
     }
 }
 
-/// Quantises the tokens of a tile: per block of 32, with half the range h = (max − min) / 2 and the
+/// Arguments of [`quantise_rows`].
+pub(crate) struct QuantiseRows {
+    /// (columns.1, 32·blocks)
+    pub(crate) x: *const f32,
+    pub(crate) tokens: QuantTokens,
+    pub(crate) tile: usize,
+    /// First column of the tile, columns.
+    pub(crate) columns: (usize, usize),
+}
+
+/// Quantises rows to columns of a tile: per block of 32, with half the range h = (max − min) / 2 and the
 /// middle (max + min) / 2, scale = h / 127 and bytes = (x − middle)·(127 / h) to nearest even. A block
 /// with a NaN or an infinity gets a scale that is none either.
 ///
 /// # Safety
-/// `x` is readable for (n, 32·blocks), the tile writable and nobody else's.
+/// `x` is readable, the columns of the tile writable and nobody else's.
 #[inline(always)]
-pub(crate) unsafe fn quantise_tile<S: Simd>(s: S, x: *const f32, tokens: QuantTokens, tile: usize) {
-    let QuantTile {
-        base,
-        token,
-        n,
-        columns,
-    } = tokens.tile(tile);
-    let blocks = tokens.blocks;
-    let first = x.wrapping_add(token * 32 * blocks);
-    let mut column = 0;
-    while S::QUANTISES_FOUR && column + 4 <= n {
+pub(crate) unsafe fn quantise_rows<S: Simd>(s: S, a: &QuantiseRows) {
+    let QuantTile { base, columns, .. } = a.tokens.tile(a.tile);
+    let (blocks, (first, count)) = (a.tokens.blocks, a.columns);
+    let mut row = 0;
+    while S::QUANTISES_FOUR && row + 4 <= count {
         for block in 0..blocks {
-            let x = first.wrapping_add(32 * (column * blocks + block));
+            let x = a.x.wrapping_add(32 * (row * blocks + block));
             let x = [0, 1, 2, 3].map(|i| x.wrapping_add(i * 32 * blocks));
             let to = base.wrapping_add(block * columns * COLUMN_BYTES);
-            let to = to.cast::<u32>().wrapping_add(column);
+            let to = to.cast::<u32>().wrapping_add(first + row);
             // SAFETY: a block of readable rows; entries of four columns of a writable tile.
             unsafe {
                 if !s.quantise_four(x, to, columns) {
@@ -181,14 +185,15 @@ pub(crate) unsafe fn quantise_tile<S: Simd>(s: S, x: *const f32, tokens: QuantTo
                 }
             }
         }
-        column += 4;
+        row += 4;
     }
-    for column in column..n {
+    for row in row..count {
         for block in 0..blocks {
-            let x = first.wrapping_add(32 * (column * blocks + block));
+            let x = a.x.wrapping_add(32 * (row * blocks + block));
             let to = base.wrapping_add(block * columns * COLUMN_BYTES);
+            let to = to.cast::<u32>().wrapping_add(first + row);
             // SAFETY: block of a readable row; entries of a column of a writable tile.
-            unsafe { quantise_block(s, x, to.cast::<u32>().wrapping_add(column), columns) };
+            unsafe { quantise_block(s, x, to, columns) };
         }
     }
 }

@@ -1,7 +1,7 @@
 use proptest::prelude::*;
 use vitriol_kernels_core::half::f16_to_f32;
 use vitriol_kernels_core::{TensorType, dequantise_row, reference, tolerance};
-use vitriol_kernels_cpu::{Cpu, ExpertProduct, Isa, PackError, PanelMatrix};
+use vitriol_kernels_cpu::{Cpu, ExpertProduct, Gate, Isa, PackError, PanelMatrix, TokenRows};
 
 use crate::random::Random;
 use crate::{bits, check_agreement, cpus, first_difference};
@@ -362,11 +362,52 @@ fn products_of_one_dispatch_equal_single_ones() {
                 (&b.packed, &mut out_b[..]),
                 (&c.packed, &mut out_c[..]),
             ];
-            cpu.matmul_many(&mut products, x, n);
+            cpu.matmul_many(&mut products, &TokenRows::Stored(x), n);
             for (case, out) in [&a, &b, &c].into_iter().zip(&many) {
                 let mut alone = vec![0.0; n * case.rows];
                 cpu.matmul(&case.packed, x, n, &mut alone);
                 assert_eq!(first_difference(&alone, out), None, "{cpu:?} n {n}");
+            }
+        }
+    }
+}
+
+/// Rows that are made where they are wanted have the bits of rows made before, for every form in which
+/// kernels want tokens and whatever part of a tile they fill.
+#[test]
+fn rows_made_for_a_product_equal_those_made_before() {
+    for tensor_type in [TensorType::F32, TensorType::Q8_0, TensorType::Q4_1] {
+        let case = Case::new(tensor_type, 35, 352, 31, 29);
+        let up = Case::new(tensor_type, 1, 352, 31, 30).x;
+        let w: Vec<f32> = (0..352).map(|i| 0.5 + (i % 7) as f32).collect();
+        for cpu in cpus(&[1, 3]) {
+            for n in [1, 2, 4, 5, 6, 11, 12, 13, 31] {
+                let (gate, up) = (&case.x[..n * 352], &up[..n * 352]);
+                let mut made = [(); 4].map(|()| vec![0.0; n * 352]);
+                let [normed, silu, gelu, clamped] = &mut made;
+                cpu.rms_norm(gate, &w, 1e-5, n, 352, normed);
+                cpu.silu_mul(gate, up, silu);
+                cpu.gelu_mul(gate, up, gelu);
+                cpu.swiglu_clamped(gate, up, 1.702, 7.0, clamped);
+                let gated = |by| TokenRows::Gated { gate, up, by };
+                let (alpha, limit) = (1.702, 7.0);
+                let sources = [
+                    TokenRows::Normed {
+                        x: gate,
+                        w: &w,
+                        eps: 1e-5,
+                    },
+                    gated(Gate::Silu),
+                    gated(Gate::GeluTanh),
+                    gated(Gate::SwigluClamped { alpha, limit }),
+                ];
+                for (source, made) in sources.iter().zip(&made) {
+                    let (mut before, mut now) = (vec![0.0; n * 35], vec![0.0; n * 35]);
+                    cpu.matmul(&case.packed, made, n, &mut before);
+                    cpu.matmul_of(&case.packed, source, n, &mut now);
+                    let what = format!("{cpu:?} {tensor_type} n {n} {source:?}");
+                    assert_eq!(first_difference(&before, &now), None, "{what:.200}");
+                }
             }
         }
     }
@@ -508,7 +549,7 @@ fn experts_in_one_dispatch_equal_each_alone() {
                 .enumerate()
                 .map(|(i, (case, out))| ExpertProduct {
                     w: &case.packed,
-                    x: if i == 6 || i == 7 { &shared } else { &case.x },
+                    x: TokenRows::Stored(if i == 6 || i == 7 { &shared } else { &case.x }),
                     out,
                 })
                 .collect();
