@@ -6,8 +6,8 @@ use crate::generic::tokens::{QuantTokens, QuantiseRows};
 use crate::panel::PanelMatrix;
 use crate::table::{Direct, Dot, Packed};
 
-/// Weight bytes of an item with few tokens: long enough that a claim costs little beside the time
-/// to stream them (≈ 2 µs), short enough that two threads end together.
+/// Most weight bytes of an item with few tokens: long enough that a claim costs little beside the time
+/// to stream them (≈ 2 µs), short enough that threads of unlike speed end together.
 const DIRECT_ITEM_BYTES: usize = 40 << 10;
 
 /// Weight bytes that stay in L2 beside the tiles of quantised tokens running over them.
@@ -398,6 +398,11 @@ impl Cpu {
         let threads = self.threads();
         let mut items = 0;
         let mut groups = 0;
+        // Single tiles are as long as streaming their weights takes: as many items for every thread.
+        let single = products.iter().filter(|p| p.tokens.tiles() == 1);
+        let bytes: usize = single.map(|p| p.panels * p.w.panel_bytes).sum();
+        let rounds = bytes.div_ceil(DIRECT_ITEM_BYTES * threads).max(1);
+        let item_bytes = bytes.div_ceil(rounds * threads);
         for product in products.iter_mut() {
             let tiles = product.tokens.tiles();
             product.step = match product.tokens {
@@ -407,7 +412,7 @@ impl Cpu {
                     .max(4),
                 Tokens::Packed(_) => self.table.tile_panels,
                 Tokens::Quantised(_) if tiles == 1 => {
-                    (DIRECT_ITEM_BYTES / product.w.panel_bytes).max(1)
+                    item_bytes.div_ceil(product.w.panel_bytes).max(1)
                 }
                 Tokens::Quantised(_) => (DOT_ITEM_BYTES / product.w.panel_bytes)
                     .min(product.panels / (8 * threads))
