@@ -1,5 +1,15 @@
 //! One file per instruction set: what a vector operation is there, nothing else.
 
+/// What `$op` makes of four lanes: 0 with 2, 1 with 3, then both.
+#[cfg(target_arch = "x86_64")]
+macro_rules! across_four {
+    ($op:ident, $v:expr) => {{
+        let v = $v;
+        let v = $op(v, _mm_movehl_ps(v, v));
+        _mm_cvtss_f32($op(v, _mm_shuffle_ps::<1>(v, v)))
+    }};
+}
+
 #[cfg(target_arch = "x86_64")]
 pub(crate) mod avx2;
 #[cfg(target_arch = "x86_64")]

@@ -51,6 +51,10 @@ pub(crate) trait Simd: Copy {
     /// Per lane v·2^n, where n is the integer in the low mantissa bits of `t` (two's complement
     /// modulo 2^9); v normal, v·2^n normal.
     fn scale_exponent(self, v: Self::F, t: Self::F) -> Self::F;
+    /// Sum of the lanes by a fixed tree: i + (i+8), then +4, +2, +1.
+    fn sum(self, v: Self::F) -> f32;
+    /// Largest lane; where one is NaN, any.
+    fn largest(self, v: Self::F) -> f32;
     /// Lanes outside `from..to` (to ≤ 16) replaced by `fill`.
     fn keep(self, v: Self::F, from: usize, to: usize, fill: f32) -> Self::F;
     /// Per lane `a < b ? x : y`: y where a or b is NaN.
@@ -140,31 +144,4 @@ pub(crate) trait Simd: Copy {
     unsafe fn store_f16(self, p: *mut u16, v: Self::F);
     /// Hint that the cache line of `p` will be read soon; any address is allowed.
     fn prefetch(self, p: *const u8);
-}
-
-/// Sum of sixteen lanes by a fixed tree: i + (i+8), then +4, +2, +1.
-#[inline(always)]
-pub(crate) fn sum_lanes<S: Simd>(s: S, v: S::F) -> f32 {
-    let mut lanes = [0f32; 16];
-    // SAFETY: `lanes` is 16 f32.
-    unsafe { s.store(lanes.as_mut_ptr(), v) };
-    for width in [8, 4, 2, 1] {
-        for i in 0..width {
-            lanes[i] += lanes[i + width];
-        }
-    }
-    lanes[0]
-}
-
-/// Largest of sixteen lanes.
-#[inline(always)]
-pub(crate) fn max_lanes<S: Simd>(s: S, v: S::F) -> f32 {
-    let mut lanes = [0f32; 16];
-    // SAFETY: `lanes` is 16 f32.
-    unsafe { s.store(lanes.as_mut_ptr(), v) };
-    let mut max = lanes[0];
-    for &lane in &lanes[1..] {
-        max = if lane > max { lane } else { max };
-    }
-    max
 }

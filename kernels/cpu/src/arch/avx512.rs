@@ -87,6 +87,22 @@ impl Simd for Avx512 {
         })
     }
     #[inline(always)]
+    fn sum(self, v: Self::F) -> f32 {
+        op!({
+            let v = _mm256_add_ps(_mm512_castps512_ps256(v), _mm512_extractf32x8_ps::<1>(v));
+            let v = _mm_add_ps(_mm256_castps256_ps128(v), _mm256_extractf128_ps::<1>(v));
+            across_four!(_mm_add_ps, v)
+        })
+    }
+    #[inline(always)]
+    fn largest(self, v: Self::F) -> f32 {
+        op!({
+            let v = _mm256_max_ps(_mm512_castps512_ps256(v), _mm512_extractf32x8_ps::<1>(v));
+            let v = _mm_max_ps(_mm256_castps256_ps128(v), _mm256_extractf128_ps::<1>(v));
+            across_four!(_mm_max_ps, v)
+        })
+    }
+    #[inline(always)]
     fn keep(self, v: Self::F, from: usize, to: usize, fill: f32) -> Self::F {
         let below = |n: usize| if n >= 16 { u16::MAX } else { (1u16 << n) - 1 };
         let keep = below(to) & !below(from);

@@ -87,6 +87,19 @@ impl Simd for Scalar {
         lanes!(i => f32::from_bits(v[i].to_bits().wrapping_add(t[i].to_bits() << 23)))
     }
     #[inline(always)]
+    fn sum(self, mut v: Self::F) -> f32 {
+        for width in [8, 4, 2, 1] {
+            for i in 0..width {
+                v[i] += v[i + width];
+            }
+        }
+        v[0]
+    }
+    #[inline(always)]
+    fn largest(self, v: Self::F) -> f32 {
+        v.into_iter().fold(f32::NEG_INFINITY, f32::max)
+    }
+    #[inline(always)]
     fn keep(self, v: Self::F, from: usize, to: usize, fill: f32) -> Self::F {
         lanes!(i => if i >= from && i < to { v[i] } else { fill })
     }

@@ -145,6 +145,22 @@ impl Simd for Sse41 {
         })
     }
     #[inline(always)]
+    fn sum(self, v: Self::F) -> f32 {
+        // SAFETY: the witness shows that the instructions exist.
+        unsafe {
+            let v = _mm_add_ps(_mm_add_ps(v[0], v[2]), _mm_add_ps(v[1], v[3]));
+            across_four!(_mm_add_ps, v)
+        }
+    }
+    #[inline(always)]
+    fn largest(self, v: Self::F) -> f32 {
+        // SAFETY: the witness shows that the instructions exist.
+        unsafe {
+            let v = _mm_max_ps(_mm_max_ps(v[0], v[2]), _mm_max_ps(v[1], v[3]));
+            across_four!(_mm_max_ps, v)
+        }
+    }
+    #[inline(always)]
     fn keep(self, v: Self::F, from: usize, to: usize, fill: f32) -> Self::F {
         four!(q => {
             let lane = _mm_add_epi32(_mm_setr_epi32(0, 1, 2, 3), _mm_set1_epi32(4 * q as i32));

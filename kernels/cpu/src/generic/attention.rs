@@ -10,7 +10,7 @@ use super::elementwise::{exp, softcap_lanes};
 use super::formats::{F16, F32, PanelFormat, Panels, Q4_0, Q8_0, WeightSink};
 use super::values::{self, ValueFormat};
 use crate::kv::PAGE_TOKENS;
-use crate::simd::{Simd, max_lanes, sum_lanes};
+use crate::simd::Simd;
 
 /// Keys of a chunk: the absolute grid on which partial results are formed.
 pub(crate) const CHUNK_KEYS: usize = 256;
@@ -441,41 +441,48 @@ unsafe fn score_keys<S: Simd, P: PanelFormat, const G: usize, const TILES: usize
 /// `scores` is a row of `CHUNK_KEYS`.
 #[inline(always)]
 unsafe fn soften<S: Simd>(s: S, scores: *mut f32, seen: Seen, softcap: Option<f32>) -> (f32, f32) {
-    let tiles = (seen.from / 16 * 16..seen.to).step_by(16);
-    // Lanes of a tile that are seen; all of them but in the first and the last tile.
-    let lanes = |tile: usize| (seen.from.saturating_sub(tile), (seen.to - tile).min(16));
-    let mut max = s.splat(f32::NEG_INFINITY);
-    for tile in tiles.clone() {
-        let p = scores.wrapping_add(tile);
-        // SAFETY: tiles of 16 below CHUNK_KEYS.
-        let mut v = unsafe { s.load(p) };
-        if let Some(cap) = softcap {
-            v = softcap_lanes(s, v, cap);
-            // SAFETY: as above.
-            unsafe { s.store(p, v) };
-        }
-        let (from, to) = lanes(tile);
-        if to - from < 16 {
-            v = s.keep(v, from, to, f32::NEG_INFINITY);
-        }
-        max = s.max(v, max);
+    let (start, end) = (seen.from / 16 * 16, seen.to.next_multiple_of(16));
+    // Only the first and the last tile may have lanes that are not seen.
+    macro_rules! seen_or {
+        ($fill:expr, $tile:ident, $v:expr) => {
+            match $tile < seen.from || $tile + 16 > seen.to {
+                true => {
+                    let (from, to) = (seen.from.saturating_sub($tile), (seen.to - $tile).min(16));
+                    s.keep($v, from, to, $fill)
+                }
+                false => $v,
+            }
+        };
     }
-    let m = max_lanes(s, max);
+    if let Some(cap) = softcap {
+        for tile in (start..end).step_by(16) {
+            let p = scores.wrapping_add(tile);
+            // SAFETY: tiles of 16 below CHUNK_KEYS.
+            unsafe { s.store(p, softcap_lanes(s, s.load(p), cap)) };
+        }
+    }
+    let mut max = [s.splat(f32::NEG_INFINITY); 4];
+    for four in (start..end).step_by(64) {
+        for (tile, max) in (four..end).step_by(16).zip(&mut max) {
+            // SAFETY: as above.
+            let v = unsafe { s.load(scores.wrapping_add(tile)) };
+            *max = s.max(seen_or!(f32::NEG_INFINITY, tile, v), *max);
+        }
+    }
+    let [a, b, c, d] = max;
+    let m = s.largest(s.max(s.max(a, b), s.max(c, d)));
     let mut sum = s.splat(0.0);
-    for tile in tiles {
+    for tile in (start..end).step_by(16) {
         let p = scores.wrapping_add(tile);
         // SAFETY: as above.
         let v = unsafe { s.load(p) };
-        let mut e = exp(s, s.sub(v, s.splat(m)));
-        let (from, to) = lanes(tile);
-        if to - from < 16 {
-            e = s.keep(e, from, to, 0.0);
-        }
+        let e = exp(s, s.sub(v, s.splat(m)));
+        let e = seen_or!(0.0, tile, e);
         sum = s.add(sum, e);
         // SAFETY: as above.
         unsafe { s.store(p, e) };
     }
-    (m, sum_lanes(s, sum))
+    (m, s.sum(sum))
 }
 
 /// Adds weight·value over the keys of one page to each pair's output.

@@ -1,6 +1,6 @@
 //! Exponential, norm and activation: per row, sums in a fixed lane pattern.
 
-use crate::simd::{Simd, sum_lanes};
+use crate::simd::Simd;
 
 /// e^x for x in [−87, 88], clamped outside; NaN stays NaN.
 ///
@@ -101,7 +101,7 @@ pub(crate) fn rms_norm_row<S: Simd>(s: S, x: &[f32], w: &[f32], eps: f32, out: &
         }
     }
     let sum = s.add(s.add(groups[0], groups[1]), s.add(groups[2], groups[3]));
-    let scale = s.splat(1.0 / (sum_lanes(s, sum) / d as f32 + eps).sqrt());
+    let scale = s.splat(1.0 / (s.sum(sum) / d as f32 + eps).sqrt());
     for i in (0..d).step_by(16) {
         let mut v = s.mul(load_tail(s, x, i), scale);
         if !w.is_empty() {

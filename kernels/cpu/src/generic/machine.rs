@@ -32,5 +32,5 @@ pub(crate) unsafe fn read_lines<S: Simd>(s: S, p: *const f32, lines: usize) -> f
         sums[0] = s.add(sums[0], unsafe { s.load(p.wrapping_add(line * LINE)) });
     }
     let sum = sums.into_iter().reduce(|a, b| s.add(a, b));
-    sum.map_or(0.0, |sum| crate::simd::sum_lanes(s, sum))
+    sum.map_or(0.0, |sum| s.sum(sum))
 }
