@@ -6,6 +6,10 @@ use crate::{
 };
 use vitriol_kernels_cpu::{AttentionRun, KvError, KvPlace, KvStore, RopeAngles};
 
+/// Memory of pages that an idle engine keeps ready: a page's has to be found for every layer, which takes as
+/// long as some tokens.
+const READY_BYTES: usize = 32 << 20;
+
 /// KV of all layers, one store for each of the model's KV groups.
 #[derive(Debug)]
 pub struct KvStores {
@@ -17,6 +21,8 @@ struct GroupStore {
     store: KvStore,
     /// Pages below this index have memory.
     committed: usize,
+    /// Pages from this index on are as they came, zero.
+    fresh: usize,
     pages: usize,
 }
 
@@ -27,6 +33,7 @@ impl KvStores {
             Ok(GroupStore {
                 store: KvStore::new(group.shape(codecs, pages))?,
                 committed: 0,
+                fresh: 0,
                 pages,
             })
         };
@@ -42,14 +49,34 @@ impl KvStores {
         let group = &mut self.groups[group];
         let index = page as usize;
         assert!(index < group.pages, "page {page} of {}", group.pages);
-        if index < group.committed {
+        if index < group.fresh {
             group.store.zero_page(page);
             return Ok(());
         }
-        // Fresh memory is zero.
-        group.store.commit(index + 1)?;
-        group.committed = index + 1;
+        if index >= group.committed {
+            group.store.commit(index + 1)?;
+            group.committed = index + 1;
+        }
+        group.fresh = index + 1;
         Ok(())
+    }
+
+    /// Finds some memory for one page more in a group that has little ready beyond its `used` pages (held or
+    /// cached, by group), a part so small that who comes meanwhile need not mind; false where no group lacks
+    /// any, or the system has none: whoever needs the page hears of that.
+    pub fn commit_ahead(&mut self, used: impl IntoIterator<Item = usize>) -> bool {
+        self.groups.iter_mut().zip(used).any(|(group, used)| {
+            let ready = group.committed.saturating_sub(used);
+            let wanted = (READY_BYTES / group.store.bytes_per_page()).max(1);
+            let lacks = group.committed < group.pages && ready < wanted;
+            match lacks.then(|| group.store.commit_part(group.committed + 1)) {
+                Some(Ok(is_whole)) => {
+                    group.committed += usize::from(is_whole);
+                    true
+                }
+                Some(Err(_)) | None => false,
+            }
+        })
     }
 
     /// Makes a page that was just allocated usable, with the content of another.

@@ -45,6 +45,9 @@ use vitriol_profile::Speculation;
 
 /// How long an idle step thread sleeps before it goes round once to show that it lives.
 const IDLE_ROUND: Duration = Duration::from_millis(500);
+/// Without work for so long, memory is found for pages to come: who works in turns with others has none of it
+/// in between.
+const QUIET_AFTER: Duration = Duration::from_millis(50);
 /// How soon a full sink is tried again when there is nothing else to do.
 const SINK_RETRY: Duration = Duration::from_millis(5);
 
@@ -236,6 +239,8 @@ impl StepLoop {
             .heartbeat
             .idle_max()
             .map_or(IDLE_ROUND, |max| max.min(IDLE_ROUND));
+        // Whether nothing has come for a while.
+        let mut quiet = false;
         while !self.shared.stop.load(Ordering::Acquire) {
             for new in self.submitted.try_iter() {
                 self.roster.submit(new);
@@ -256,12 +261,15 @@ impl StepLoop {
             self.publish();
             self.outbox.flush();
             self.heartbeat.beat();
-            if !worked {
-                thread::park_timeout(if self.outbox.is_empty() {
-                    idle
-                } else {
-                    SINK_RETRY
+            if worked {
+                quiet = false;
+            } else if !quiet || !self.kv.commit_ahead(self.roster.pages_in_use()) {
+                thread::park_timeout(match (self.outbox.is_empty(), quiet) {
+                    (false, _) => SINK_RETRY,
+                    (true, false) => QUIET_AFTER.min(idle),
+                    (true, true) => idle,
                 });
+                quiet = true;
             }
         }
     }

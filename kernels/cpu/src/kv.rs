@@ -216,6 +216,29 @@ impl KvStore {
         Ok(())
     }
 
+    /// Does one tensor's part of raising the watermark to `pages`, no more than an extent of memory where it
+    /// rises page by page; returns whether the watermark is there.
+    ///
+    /// Errors: as [`KvStore::commit`]
+    pub fn commit_part(&mut self, pages: usize) -> Result<bool, KvError> {
+        let within = pages.min(self.shape.pages);
+        let tensors = sides_mut(&mut self.tensors, self.shape, within);
+        let mut are_more = false;
+        let mut done = None;
+        for (tensor, bytes) in tensors.filter(|(tensor, to)| tensor.committed_bytes() < *to) {
+            are_more = done.is_some();
+            if are_more {
+                break;
+            }
+            done = Some(tensor.commit(bytes)?);
+        }
+        if are_more {
+            return Ok(false);
+        }
+        self.commit(pages)?;
+        Ok(true)
+    }
+
     /// Lowers the watermark to `pages`: pages from there on lose their content, extents that hold
     /// none of the others are given back.
     ///

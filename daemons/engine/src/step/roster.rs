@@ -4,7 +4,7 @@ use super::{
     snapshot::SlotSnapshot,
 };
 use crate::{
-    kv::{BlockTables, GroupPools, PAGE_TOKENS, PoolUse, Window},
+    kv::{BlockTables, GroupPool, GroupPools, PAGE_TOKENS, PoolUse, Window},
     metrics::EngineMetrics,
     scheduler::{
         AdmissionOrder, Candidate, Fit, Holder, Reservations, Scheduler, SequenceView, Share,
@@ -79,6 +79,15 @@ impl Roster {
     /// Pages of all groups together.
     pub fn usage(&self) -> PoolUse {
         self.pools.usage()
+    }
+
+    /// Pages of each group that are held or cached.
+    pub fn pages_in_use(&self) -> impl Iterator<Item = usize> {
+        let used = |group: &GroupPool| {
+            let PoolUse { held, cached, .. } = group.pool.usage();
+            held + cached
+        };
+        self.pools.groups().iter().map(used)
     }
 
     pub fn snapshots(&self) -> impl Iterator<Item = SlotSnapshot> {

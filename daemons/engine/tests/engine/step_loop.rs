@@ -359,3 +359,17 @@ fn a_stopped_engine_ends_what_runs() {
     drop(engine);
     assert_eq!(running.finish().1, None);
 }
+
+#[test]
+fn an_idle_engine_finds_memory_before_anybody_needs_it() {
+    let [used, idle] = [(); 2].map(|()| engine(limits(&[3])));
+    let request = request(1, 130, 20);
+    let expected = used.generate(request.clone()).unwrap().finish();
+    let all_three = used.metrics.kv_committed.get();
+    eventually(DEADLINE, "memory of all pages", || {
+        (idle.metrics.kv_committed.get() == all_three).then_some(())
+    })
+    .unwrap();
+    assert_eq!(idle.generate(request).unwrap().finish(), expected);
+    assert_eq!(idle.metrics.kv_committed.get(), all_three);
+}

@@ -69,6 +69,24 @@ fn no_page_waits_for_an_extent_of_every_tensor() {
 }
 
 #[test]
+fn a_watermark_raised_part_by_part_is_the_one_raised_at_once() {
+    let [mut parts, mut whole] = [(); 2].map(|()| KvStore::new(SHAPE).unwrap());
+    for pages in [1, 2, 3, 40, 41, 320, 320] {
+        whole.commit(pages).unwrap();
+        let mut rounds = 1;
+        while !parts.commit_part(pages).unwrap() {
+            assert!(parts.pages() < pages);
+            rounds += 1;
+        }
+        // Four tensors.
+        assert!(rounds <= 4, "{rounds}");
+        let of = |kv: &KvStore| (kv.pages(), kv.bytes_committed());
+        assert_eq!(of(&parts), of(&whole));
+    }
+    assert!(parts.commit_part(321).is_err());
+}
+
+#[test]
 fn sides_of_different_size_are_counted_apart() {
     let shape = KvShape {
         key_codec: KvCodec::Q8_0,
