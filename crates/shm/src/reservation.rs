@@ -6,12 +6,6 @@ use rustix::{
 };
 use std::{ffi::c_void, ptr::NonNull};
 
-/// While no more than this is used of a reservation, ordinary pages hold it: of a huge page most would be
-/// idle, and whoever keeps many small things pays for each.
-const SMALL_BYTES_MAX: usize = EXTENT_BYTES / 2;
-/// `MADV_COLLAPSE` (Linux 6.1): makes a huge page of pages that are in use.
-const MADV_COLLAPSE: i32 = 25;
-
 /// Why address space could not be reserved or memory committed.
 #[derive(Debug, thiserror::Error)]
 pub enum ReservationError {
@@ -41,9 +35,10 @@ pub enum ReservationError {
 ///   |committed (zeroed, read-write)   |  reserved (no access, no memory) |
 ///   0                     a watermark that moves                        len
 /// ```
-/// Memory comes and goes in whole extents, each a huge page where the system has one; only the first
-/// grows by ordinary pages until half of it is used. The address never changes, so readers may
-/// keep offsets.
+/// Memory comes and goes in whole extents, each a huge page where the system has one. Only the first grows
+/// by ordinary pages while no more is wanted: whoever keeps many small things would pay for each with a
+/// huge page that is mostly idle, and with the time it takes to zero it. The kernel may make one of
+/// them later (khugepaged). The address never changes, so readers may keep offsets.
 #[derive(Debug)]
 pub struct Reservation {
     mapping: NonNull<c_void>,
@@ -145,7 +140,7 @@ impl Reservation {
                 unsafe { mm::mprotect(self.at(extent), EXTENT_BYTES, access) }?;
                 self.accessible += EXTENT_BYTES;
             }
-            let small = extent == 0 && to <= SMALL_BYTES_MAX;
+            let small = to < EXTENT_BYTES;
             let advice = match small {
                 true => Advice::LinuxNoHugepage,
                 false => Advice::LinuxHugepage,
@@ -157,10 +152,6 @@ impl Reservation {
                 true => to.next_multiple_of(page_size()),
                 false => extent + EXTENT_BYTES,
             };
-            if self.present > extent && !small {
-                // SAFETY: as above.
-                unsafe { libc::madvise(self.at(extent), EXTENT_BYTES, MADV_COLLAPSE) };
-            }
             let bytes = end - self.present;
             // SAFETY: the range is accessible and ours; touching it changes no content.
             match unsafe { mm::madvise(self.at(self.present), bytes, Advice::LinuxPopulateWrite) } {
@@ -254,15 +245,15 @@ mod tests {
     fn a_little_takes_little_and_keeps_its_content_when_it_grows() {
         let mut r = Reservation::new(EXTENT_BYTES).unwrap();
         let page = page_size();
-        for used in [1, page, 3 * page + 1, SMALL_BYTES_MAX] {
+        for used in [1, page, 3 * page + 1, EXTENT_BYTES - page] {
             r.commit(used).unwrap();
             assert_eq!(r.committed_bytes(), used.next_multiple_of(page));
             // SAFETY: committed, and nobody else uses it.
             unsafe { byte(&r, used - 1).write(used as u8 | 1) };
         }
-        r.commit(SMALL_BYTES_MAX + 1).unwrap();
+        r.commit(EXTENT_BYTES).unwrap();
         assert_eq!(r.committed_bytes(), EXTENT_BYTES);
-        for used in [1, page, 3 * page + 1, SMALL_BYTES_MAX] {
+        for used in [1, page, 3 * page + 1, EXTENT_BYTES - page] {
             // SAFETY: as above.
             assert_eq!(unsafe { byte(&r, used - 1).read() }, used as u8 | 1);
         }
