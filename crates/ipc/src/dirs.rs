@@ -135,6 +135,16 @@ impl HouseDirs {
         self.runtime.join("demiurge").join("demiurge.addr")
     }
 
+    /// Socket of the OOM shield.
+    pub fn oom_shield_socket(&self) -> PathBuf {
+        self.runtime.join("oom-shield").join("oom-shield.sock")
+    }
+
+    /// Where the OOM shield keeps whose score it raised.
+    pub fn oom_shield_state(&self) -> PathBuf {
+        self.state.join("oom-shield")
+    }
+
     /// Lock of `vitriol up`, holding its pid.
     pub fn up_lock(&self) -> PathBuf {
         self.runtime.join("up.lock")

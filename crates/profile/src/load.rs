@@ -13,7 +13,7 @@ use toml::de::{DeTable, DeValue};
 use crate::{
     ModelReference, ProfileError,
     reference::{fields_of, nearest, table_of},
-    schema::{Demiurge, Engine, House, Section, Tenant},
+    schema::{Demiurge, Engine, House, Section, Shield, Tenant},
     setting::{Raw, Setting, Share},
 };
 use source::{Source, read_regular};
@@ -121,6 +121,7 @@ pub struct Profile {
     /// By engine and X-Tenant-Id.
     pub tenants: BTreeMap<String, BTreeMap<String, Tenant>>,
     pub demiurge: Demiurge,
+    pub shield: Shield,
     /// Of every value that is not the default, by dotted name.
     origins: BTreeMap<String, Origin>,
 }
@@ -132,6 +133,7 @@ impl Default for Profile {
             engines: BTreeMap::from([(MAIN.to_owned(), Engine::default())]),
             tenants: BTreeMap::new(),
             demiurge: Demiurge::default(),
+            shield: Shield::default(),
             origins: BTreeMap::new(),
         }
     }
@@ -210,6 +212,7 @@ impl Profile {
             }
         }
         self.list("demiurge", &self.demiurge, &mut entries);
+        self.list("shield", &self.shield, &mut entries);
         entries
     }
 
@@ -265,11 +268,11 @@ impl Profile {
                         self.read_table(&source, &key, table)?;
                     }
                 }
-                table @ ("house" | "demiurge") => {
+                table @ ("house" | "demiurge" | "shield") => {
                     self.read_table(&source, table, source.table(table, value)?)?;
                 }
                 other => {
-                    let nearest = nearest(other, ["house", "engine", "demiurge"]);
+                    let nearest = nearest(other, ["house", "engine", "demiurge", "shield"]);
                     return Err(source.unknown(name, "table", other, nearest));
                 }
             }
@@ -353,6 +356,7 @@ impl Profile {
         let outcome = match table.split_once('.') {
             None if table == "house" => self.house.set(field, raw),
             None if table == "demiurge" => self.demiurge.set(field, raw),
+            None if table == "shield" => self.shield.set(field, raw),
             Some(("engine", name)) => {
                 let tenant = name.split_once(TENANTS);
                 let settings = tenant.and_then(|(engine, tenant)| {

@@ -5,7 +5,7 @@ use std::fmt::Write;
 use crate::{
     Profile,
     load::TENANTS,
-    schema::{Demiurge, Engine, Field, House, Section, Tenant},
+    schema::{Demiurge, Engine, Field, House, Section, Shield, Tenant},
 };
 
 /// One setting, as profiles/README.md and `vitriol config` explain it.
@@ -62,11 +62,12 @@ pub fn reference_markdown() -> String {
     page
 }
 
-const TABLES: [(&str, &[Field]); 4] = [
+const TABLES: [(&str, &[Field]); 5] = [
     ("house", House::FIELDS),
     ("engine.main", Engine::FIELDS),
     ("engine.main.tenants.NAME", Tenant::FIELDS),
     ("demiurge", Demiurge::FIELDS),
+    ("shield", Shield::FIELDS),
 ];
 
 /// The fields of a table, `"house"`, `"engine.NAME"` or `"engine.NAME.tenants.TENANT"`.
@@ -74,6 +75,7 @@ pub(crate) fn fields_of(table: &str) -> &'static [Field] {
     match table {
         "house" => House::FIELDS,
         "demiurge" => Demiurge::FIELDS,
+        "shield" => Shield::FIELDS,
         _ if table.contains(TENANTS) => Tenant::FIELDS,
         _ => Engine::FIELDS,
     }
@@ -84,6 +86,7 @@ pub(crate) fn table_doc(table: &str) -> &'static str {
     match table {
         "house" => "What every daemon shares.",
         "demiurge" => "The HTTP door.",
+        "shield" => "What the kernel's OOM killer is offered instead of the house.",
         _ if table.contains(TENANTS) => "What the engine keeps for a tenant (X-Tenant-Id).",
         _ => "An engine; `main` is the one that runs in this release.",
     }

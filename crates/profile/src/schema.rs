@@ -8,7 +8,7 @@ use vitriol_units::Bytes;
 
 use crate::{
     ValueError,
-    setting::{Isa, LogFormat, Raw, Repack, Setting, Share, Speculation},
+    setting::{Isa, LogFormat, ProcessNames, Raw, Repack, Setting, Share, Speculation},
 };
 
 /// What the field reference knows of a setting.
@@ -190,5 +190,21 @@ section! {
         decisions_bytes_max: Bytes = Bytes::mib(64), "", 4096..=1_099_511_627_776;
         /// Time that running answers get to finish when Demiurge stops.
         drain_ms: u64 = 10_000, "ms", 0..=3_600_000;
+    }
+}
+
+section! {
+    /// `[shield]`: what the kernel's OOM killer is offered instead of the house.
+    Shield {
+        /// oom_score_adj that large processes of others are raised to, so that the kernel kills them before
+        /// the house; 0 = none is raised.
+        raise_to: u32 = 300, "", 0..=1000;
+        /// Resident memory from which on a process is raised.
+        resident_bytes_min: Bytes = Bytes::mib(300), "", 1_048_576..=1_125_899_906_842_624;
+        /// Names of processes that are never raised, beside those every machine needs, separated by commas; a
+        /// name is what `ps -o comm` shows.
+        extra: ProcessNames = ProcessNames::default(), "";
+        /// Time between two looks at the processes.
+        scan_interval_ms: u64 = 5_000, "ms", 100..=3_600_000;
     }
 }

@@ -151,6 +151,38 @@ impl Setting for String {
     }
 }
 
+/// Names of processes as the kernel keeps them.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct ProcessNames(Vec<String>);
+
+impl ProcessNames {
+    pub fn iter(&self) -> impl Iterator<Item = &str> {
+        self.0.iter().map(String::as_str)
+    }
+}
+
+impl Setting for ProcessNames {
+    const TYPE: &'static str = "names";
+
+    fn read(raw: Raw<'_>) -> Result<Self, ValueError> {
+        let (Raw::Text(text) | Raw::Flag(text)) = raw else {
+            return Err(raw.mismatch("names such as \"postgres, java\""));
+        };
+        let names = text.split(',').map(str::trim);
+        let names: Vec<String> = names.map(str::to_owned).collect();
+        let fits = |name: &String| !name.is_empty() && !name.contains('/');
+        match text.trim().is_empty() {
+            true => Ok(Self::default()),
+            false if names.iter().all(fits) => Ok(Self(names)),
+            false => Err(raw.mismatch("names of processes, not paths, between single commas")),
+        }
+    }
+
+    fn write(&self) -> String {
+        toml::Value::String(self.0.join(", ")).to_string()
+    }
+}
+
 impl Setting for PathBuf {
     const TYPE: &'static str = "path";
 

@@ -62,6 +62,24 @@ fn a_body_fits_into_half_of_the_engines_largest_message() {
 }
 
 #[test]
+fn names_of_processes_are_a_list_without_gaps() {
+    let of = |names: &str| format!("[shield]\nextra = '{names}'\n");
+    let names = |text: &str| -> Vec<String> {
+        let profile = parse(&of(text)).unwrap();
+        profile.shield.extra.iter().map(str::to_owned).collect()
+    };
+    assert_eq!(
+        names(" postgres,tmux: server "),
+        ["postgres", "tmux: server"]
+    );
+    assert_eq!(names(" "), [""; 0]);
+    for wrong in ["a,,b", "a,", "/usr/bin/java"] {
+        assert!(refusal(&of(wrong)).contains("not paths"), "{wrong}");
+    }
+    assert!(refusal("[shield]\nextra = 3\n").contains("names such as"));
+}
+
+#[test]
 fn unknown_names_are_refused_with_the_nearest_one() {
     assert_eq!(
         refusal("[engine.main]\n\nthread = 4\n"),
@@ -234,10 +252,11 @@ fn what_is_shown_reads_back() {
 proptest! {
     #[test]
     fn no_text_panics_and_what_is_accepted_reads_back(
-        table in prop_oneof![Just("house"), Just("engine.main"), Just("demiurge"), Just("enginee")],
+        table in prop_oneof![Just("house"), Just("engine.main"), Just("demiurge"), Just("shield"),
+            Just("enginee")],
         field in prop_oneof![
             Just("threads"), Just("listen"), Just("kv_bytes_max"), Just("model"), Just("drain_ms"),
-            Just("isa"), Just("body_bytes_max"), Just("nothing"),
+            Just("isa"), Just("body_bytes_max"), Just("extra"), Just("nothing"),
         ],
         value in prop_oneof![
             any::<i64>().prop_map(|n| n.to_string()),

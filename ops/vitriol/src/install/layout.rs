@@ -35,7 +35,7 @@ const TMPFILES: &str = include_str!("../../../../units/tmpfiles.d/vitriol.conf")
 const CATALOG: &str = include_str!("../../../../units/catalog/vitriol.catalog");
 const RUNBOOKS: Texts = embed!("docs/runbooks":
     "README.md", "answers-are-slow.md", "decisions-are-not-written.md", "engine-does-not-start.md",
-    "engine-is-lost.md", "engine-was-killed-by-the-watchdog.md", "port-is-held.md",
+    "engine-is-lost.md", "engine-was-killed-by-the-watchdog.md", "oom-shield-is-degraded.md", "port-is-held.md",
     "requests-are-refused.md");
 
 /// A file of text to be.

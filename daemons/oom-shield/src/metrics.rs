@@ -1,0 +1,37 @@
+//! What the shield counts. Names come out as `vitriol_oom_shield_<name>`.
+
+use prometheus_client::metrics::{counter::Counter, gauge::Gauge};
+use vitriol_chassis::Registry;
+
+/// Handles to the shield's metrics; clones share them.
+#[derive(Clone, Debug, Default)]
+pub struct Metrics {
+    pub processes_raised: Gauge,
+    pub raises: Counter,
+    pub returns: Counter,
+    pub refusals: Counter,
+    pub record_failures: Counter,
+    pub scan_failures: Counter,
+    pub house_unprotected: Gauge,
+}
+
+impl Metrics {
+    pub fn register(&self, to: &mut Registry) {
+        let raised = "Living processes whose score the shield has raised";
+        to.register("processes_raised", raised, self.processes_raised.clone());
+        to.register("raises", "Scores raised", self.raises.clone());
+        to.register("returns", "Scores given back", self.returns.clone());
+        let refusals = "Scores that the kernel did not let the shield set";
+        to.register("refusals", refusals, self.refusals.clone());
+        let failures = "Times that nothing was raised because it could not be recorded";
+        to.register("record_failures", failures, self.record_failures.clone());
+        let failures = "Times that the processes could not be listed";
+        to.register("scan_failures", failures, self.scan_failures.clone());
+        let unprotected = "Processes of an installed house whose score is not below 0";
+        to.register(
+            "house_unprotected",
+            unprotected,
+            self.house_unprotected.clone(),
+        );
+    }
+}
