@@ -3,8 +3,9 @@
 use prost::Message;
 use std::{env, path::PathBuf};
 
-const FILES: [&str; 2] = [
+const FILES: [&str; 3] = [
     "vitriol/engine/v1/engine.proto",
+    "vitriol/oom_shield/v1/oom_shield.proto",
     "vitriol/status/v1/status.proto",
 ];
 

@@ -10,6 +10,13 @@ pub mod engine {
     }
 }
 
+pub mod oom_shield {
+    pub mod v1 {
+        #![allow(clippy::all, clippy::unwrap_used)]
+        tonic::include_proto!("vitriol.oom_shield.v1");
+    }
+}
+
 pub mod status {
     pub mod v1 {
         #![allow(clippy::all, clippy::unwrap_used)]

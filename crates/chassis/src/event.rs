@@ -50,6 +50,8 @@ kinds! {
     DECISIONS_LOST = "79176c460b2748ab8cae9fcd04e35790";
     /// Lines of decisions.jsonl are written again.
     DECISIONS_RESUMED = "1839dc9e45a24bcf8911e4fd4a2b03ed";
+    /// Memory is short, and the engine was asked to take nothing new for a while.
+    MEMORY_PRESSURE = "792fd3b286774fc2bcd039af50c21b97";
     /// The OOM shield cannot do a part of its work here; the rest goes on.
     SHIELD_DEGRADED = "bee5a3e1ce2c4ad5b20b89e01fddef78";
 }

@@ -206,5 +206,13 @@ section! {
         extra: ProcessNames = ProcessNames::default(), "";
         /// Time between two looks at the processes.
         scan_interval_ms: u64 = 5_000, "ms", 100..=3_600_000;
+        /// Time in 2 s that some task waits for memory from which on the house gives memory back.
+        pressure_some_ms: u32 = 300, "ms", 1..=2000;
+        /// Time in 2 s that all tasks at once wait for memory from which on the engine takes nothing new.
+        pressure_full_ms: u32 = 100, "ms", 1..=2000;
+        /// Time that the engine then refuses new requests for.
+        shed_ms: u32 = 10_000, "ms", 100..=600_000;
+        /// Deadline of the call that asks the engine for it.
+        shed_deadline_ms: u64 = 200, "ms", 1..=60_000;
     }
 }

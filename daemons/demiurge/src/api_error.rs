@@ -326,7 +326,7 @@ impl ApiError {
                     .param(prompt_param)
             }
             FailureKind::Busy => ApiError::busy(
-                "the queue is full; send the request again later",
+                "the engine takes nothing more now; send the request again later",
                 failed.retry_after_ms.div_ceil(1000),
             ),
             FailureKind::Draining => {

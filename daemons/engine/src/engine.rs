@@ -5,6 +5,7 @@ use crate::{
     metrics::EngineMetrics,
     model::{KvGroup, Model},
     scheduler::{Ownership, Reservations, StepBounds, StepMs},
+    shedding::Shedding,
     step::{StartError, StepLimits, StepThread},
     template::ChatTemplate,
 };
@@ -83,6 +84,8 @@ pub struct Engine {
     pub limits: EngineLimits,
     pub step: StepThread,
     pub metrics: EngineMetrics,
+    /// Whether requests are taken: the machine may be short of memory.
+    pub shedding: Shedding,
     reservations: Reservations,
     sequences: AtomicU64,
     /// Requests of all sessions that have not heard their end yet.
@@ -187,6 +190,7 @@ impl Engine {
             limits,
             step,
             metrics,
+            shedding: Shedding::default(),
             reservations,
             sequences: AtomicU64::new(0),
             requests: AtomicUsize::new(0),

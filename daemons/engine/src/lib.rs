@@ -21,6 +21,7 @@ pub mod scheduler;
 pub mod sequence;
 pub mod service;
 pub mod session;
+pub mod shedding;
 pub mod speculation;
 pub mod step;
 pub mod stop;

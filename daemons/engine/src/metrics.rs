@@ -25,6 +25,7 @@ pub struct EngineMetrics {
     pub decode_stall_seconds: Histogram,
     pub decode_stalls_over_bound: Counter,
     pub preemptions: Counter,
+    pub requests_shed: Counter,
     pub sequences_running: Gauge,
     pub sequences_waiting: Gauge,
     pub pages_held: Gauge,
@@ -56,6 +57,7 @@ impl Default for EngineMetrics {
             decode_stall_seconds: Histogram::new(stall_bounds),
             decode_stalls_over_bound: Counter::default(),
             preemptions: Counter::default(),
+            requests_shed: Counter::default(),
             sequences_running: Gauge::default(),
             sequences_waiting: Gauge::default(),
             pages_held: Gauge::default(),
@@ -139,6 +141,11 @@ impl EngineMetrics {
             "preemptions",
             "Sequences that gave their pages to others and were computed anew",
             self.preemptions.clone(),
+        );
+        to.register(
+            "requests_shed",
+            "Requests refused while the machine was short of memory",
+            self.requests_shed.clone(),
         );
         to.register(
             "sequences_running",

@@ -3,20 +3,21 @@
 use crate::{
     engine::Engine,
     session,
+    shedding::SHED_MAX,
     step::{SlotSnapshot, SlotState as State},
 };
 use std::{
     path::PathBuf,
     sync::{Arc, OnceLock},
-    time::{SystemTime, UNIX_EPOCH},
+    time::{Duration, Instant, SystemTime, UNIX_EPOCH},
 };
 use tokio::sync::{Semaphore, mpsc};
 use tokio_stream::wrappers::ReceiverStream;
 use tonic::{Request, Response, Status, Streaming};
 use vitriol_proto::engine::v1::{
     DetokenizeRequest, DetokenizeResponse, GetModelRequest, GetModelResponse, ListSlotsRequest,
-    ListSlotsResponse, SessionRequest, Slot, SlotState, StepEvents, TokenizeRequest,
-    TokenizeResponse, engine_server,
+    ListSlotsResponse, SessionRequest, ShedRequest, ShedResponse, Slot, SlotState, StepEvents,
+    TokenizeRequest, TokenizeResponse, engine_server,
 };
 use vitriol_tokens::{EncodeOptions, Tokenizer};
 
@@ -234,6 +235,17 @@ impl engine_server::Engine for EngineService {
             })
             .await?;
         Ok(Response::new(DetokenizeResponse { text }))
+    }
+
+    async fn shed(&self, request: Request<ShedRequest>) -> Result<Response<ShedResponse>, Status> {
+        let engine = &self.serving()?.engine;
+        let duration = Duration::from_millis(request.into_inner().duration_ms.into());
+        if duration.is_zero() || duration > SHED_MAX {
+            let message = format!("duration_ms must be 1 to {}", SHED_MAX.as_millis());
+            return Err(Status::invalid_argument(message));
+        }
+        engine.shedding.begin(Instant::now(), duration);
+        Ok(Response::new(ShedResponse {}))
     }
 }
 

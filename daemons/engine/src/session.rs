@@ -8,7 +8,11 @@ use crate::{
     sequence::{EventSink, NewSequence, SequenceControl, SequenceEvent, SequenceId},
     step::SubmitError,
 };
-use std::{collections::HashMap, sync::Arc, time::Instant};
+use std::{
+    collections::HashMap,
+    sync::Arc,
+    time::{Duration, Instant},
+};
 use tokio::sync::{Semaphore, mpsc};
 use tokio_stream::{Stream, StreamExt};
 use tonic::Status;
@@ -140,6 +144,11 @@ impl Session {
             return Err(Status::invalid_argument(message));
         }
         let limits = &self.engine.limits;
+        if let Some(left) = self.engine.shedding.left(Instant::now()) {
+            self.engine.metrics.requests_shed.inc();
+            self.push(request_id, Kind::Failed(shed(left).0));
+            return Ok(());
+        }
         if self.live.len() >= limits.sequences_max + limits.queue_max {
             self.push(request_id, Kind::Failed(busy(self.live.len()).0));
             return Ok(());
@@ -339,6 +348,14 @@ async fn prepare_on_request_thread(
             "preparing the request failed",
         ))
     })
+}
+
+fn shed(left: Duration) -> Refusal {
+    let message =
+        "the machine is short of memory and takes nothing new for a while; try again later";
+    let mut refusal = Refusal::new(FailureKind::Busy, message.to_owned());
+    refusal.0.retry_after_ms = u32::try_from(left.as_millis()).unwrap_or(u32::MAX);
+    refusal
 }
 
 fn busy(waiting: usize) -> Refusal {

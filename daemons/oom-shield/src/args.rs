@@ -20,6 +20,9 @@ pub struct Args {
     /// Unix socket to serve on
     #[arg(long, value_name = "PATH")]
     socket: Option<PathBuf>,
+    /// Unix socket of the engine
+    #[arg(long, value_name = "PATH")]
+    engine_socket: Option<PathBuf>,
     /// Directory of the record of raised scores
     #[arg(long, value_name = "DIR")]
     state_dir: Option<PathBuf>,
@@ -39,6 +42,7 @@ impl Args {
             .for_listen(profile.house.listen, std::process::id());
         let places = Places {
             socket: self.socket,
+            engine_socket: self.engine_socket,
             state_dir: self.state_dir,
         };
         let scope = match self.all_users {

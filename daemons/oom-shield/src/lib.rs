@@ -2,29 +2,41 @@
 //! raises the scores of large processes that are not the house's, so that one of them is chosen, and gives
 //! every score back when it ends.
 //!
+//! Before it comes to that, a guard hears of memory pressure and has the house take less.
+//!
 //! Read on in `decide` (whose score is raised), `spared` (whose never is), `shield` (how it is done so
-//! that no killed shield leaves a trace).
+//! that no killed shield leaves a trace), `guard` and `pressure` (what happens when memory gets short).
 
 mod args;
 mod config;
 mod decide;
+mod guard;
+mod look;
 mod metrics;
+mod pressure;
 mod process;
 mod procfs;
 mod record;
+mod relief;
+mod service;
 mod shield;
 mod spared;
 
-use std::time::Duration;
+use std::{path::Path, sync::Arc, time::Duration};
 
 use tokio::time::{Interval, MissedTickBehavior, interval};
 use tonic::service::Routes;
-use vitriol_chassis::{Daemon, Drained, Exit, Failure, OrExit, RpcServer};
-use vitriol_ipc::{Listener, create_private_dir};
+use vitriol_chassis::{Daemon, Drained, Exit, Failure, OrExit, RpcServer, event};
+use vitriol_ipc::{Listener, connect, create_private_dir};
+use vitriol_proto::oom_shield::v1::{PressureWatch, oom_shield_server::OomShieldServer};
 
+use guard::{Guard, lock_memory};
 use metrics::Metrics;
+use pressure::Watch;
 use procfs::Procfs;
 use record::RecordFile;
+use relief::{Messages, pass_on};
+use service::ShieldService;
 use shield::Shield;
 
 pub use args::Args;
@@ -41,15 +53,24 @@ const BEAT: Duration = Duration::from_secs(5);
 pub async fn run(config: Config, daemon: Daemon) -> Result<(), Failure> {
     let listener = Listener::bind(&config.socket)?;
     create_private_dir(&config.state_dir)?;
-    let mut server = RpcServer::spawn(listener, Routes::default(), daemon.board.clone());
     let metrics = Metrics::default();
     daemon.board.register(|registry| metrics.register(registry));
+
+    let messages = Arc::new(Messages::default());
+    let engine = connect(&config.engine_socket);
+    let told = Arc::clone(&messages);
+    let passing_on = tokio::spawn(pass_on(told, engine, config.shedding, metrics.clone()));
+    let (guard, watch) = start_guard(&config, messages, &metrics)?;
+    let service = ShieldService::new(watch, metrics.clone());
+    let routes = Routes::new(OomShieldServer::new(service.clone()));
+    let mut server = RpcServer::spawn(listener, routes, daemon.board.clone());
 
     let procfs = Procfs::host();
     let boot_id = procfs.boot_id().or_exit(Exit::Dependency)?;
     let record = RecordFile::new(&config.state_dir, boot_id);
     let policy = config.policy.clone();
-    let mut shield = blocking(move || Shield::open(procfs, policy, record, metrics)).await?;
+    let shield_metrics = metrics.clone();
+    let mut shield = blocking(move || Shield::open(procfs, policy, record, shield_metrics)).await?;
 
     let beat = daemon
         .heartbeat
@@ -65,7 +86,9 @@ pub async fn run(config: Config, daemon: Daemon) -> Result<(), Failure> {
             ended = server.ended() => break ended,
             _ = beats.tick() => {}
             _ = scans.tick() => {
-                shield = blocking(move || { shield.round(); shield }).await?;
+                let look;
+                (shield, look) = blocking(move || { let look = shield.round(); (shield, look) }).await?;
+                service.show(look);
                 let now = shield.raised().len();
                 if raised.replace(now) != Some(now) {
                     announce(&daemon, now);
@@ -74,6 +97,8 @@ pub async fn run(config: Config, daemon: Daemon) -> Result<(), Failure> {
         }
         daemon.heartbeat.beat();
     };
+    drop(guard);
+    passing_on.abort();
     let given_back = async {
         // A panic in it has been reported by the runtime; the record stands for the next one.
         let _ = blocking(move || shield.give_back()).await;
@@ -83,6 +108,48 @@ pub async fn run(config: Config, daemon: Daemon) -> Result<(), Failure> {
     }
     ended?;
     server.stop().await
+}
+
+/// The path of the kernel's word on memory pressure.
+const PRESSURE: &str = "/proc/pressure/memory";
+
+/// Starts the guard and locks memory; where the kernel does not do the one or the other, says so.
+///
+/// Errors: no thread can be started (exit 70).
+fn start_guard(
+    config: &Config,
+    messages: Arc<Messages>,
+    metrics: &Metrics,
+) -> Result<(Option<Guard>, PressureWatch), Failure> {
+    let watch = match Watch::open(Path::new(PRESSURE), config.thresholds) {
+        Ok(watch) => watch,
+        Err(error) => {
+            tracing::warn!(
+                message_id = event::SHIELD_DEGRADED,
+                %error,
+                "the kernel tells nothing of memory pressure (psi=1 on its command line); the shield \
+                 only raises scores"
+            );
+            return Ok((None, PressureWatch::None));
+        }
+    };
+    let (by, kind) = match &watch {
+        Watch::Triggers { .. } => ("triggers", PressureWatch::Triggers),
+        Watch::Samples { .. } => ("samples", PressureWatch::Samples),
+    };
+    metrics.guarded.set(1);
+    let guard = Guard::start(watch, messages, metrics.clone()).or_exit(Exit::Internal)?;
+    let locked = lock_memory();
+    metrics.memory_locked.set(locked.is_ok().into());
+    match locked {
+        Ok(()) => tracing::info!(by, "memory pressure is watched"),
+        Err(error) => tracing::info!(
+            by,
+            %error,
+            "memory pressure is watched; the shield's own memory cannot be locked (LimitMEMLOCK=)"
+        ),
+    }
+    Ok((Some(guard), kind))
 }
 
 fn announce(daemon: &Daemon, raised: usize) {

@@ -13,6 +13,13 @@ pub struct Metrics {
     pub record_failures: Counter,
     pub scan_failures: Counter,
     pub house_unprotected: Gauge,
+    pub guarded: Gauge,
+    pub memory_locked: Gauge,
+    pub pressure_some: Counter,
+    pub pressure_full: Counter,
+    pub trims: Counter,
+    pub sheds: Counter,
+    pub shed_failures: Counter,
 }
 
 impl Metrics {
@@ -33,5 +40,19 @@ impl Metrics {
             unprotected,
             self.house_unprotected.clone(),
         );
+        let guarded = "1 while memory pressure is watched";
+        to.register("guarded", guarded, self.guarded.clone());
+        let locked = "1 if the shield's own memory is locked";
+        to.register("memory_locked", locked, self.memory_locked.clone());
+        let some = "Windows in which some task waited for memory beyond pressure_some_ms";
+        to.register("pressure_some", some, self.pressure_some.clone());
+        let full = "Windows in which all tasks waited for memory beyond pressure_full_ms";
+        to.register("pressure_full", full, self.pressure_full.clone());
+        let trims = "Times that pressure called for memory that is cheap to have again";
+        to.register("trims", trims, self.trims.clone());
+        let sheds = "Times that pressure called for the engine to take nothing new";
+        to.register("sheds", sheds, self.sheds.clone());
+        let failures = "Calls to the engine that failed or took too long";
+        to.register("shed_failures", failures, self.shed_failures.clone());
     }
 }

@@ -1,12 +1,13 @@
 //! The shield itself: looks at the processes, raises scores and gives them back. Blocks on /proc and on
 //! the state directory, so it runs beside the async runtime.
 
-use std::collections::BTreeMap;
+use std::{collections::BTreeMap, time::Instant};
 
 use vitriol_chassis::event;
 
 use crate::{
     decide::{Change, Policy, Raised, Recorded, Scope, decide_changes},
+    look::Look,
     metrics::Metrics,
     process::{Process, ProcessId},
     procfs::{Procfs, SetError},
@@ -59,9 +60,9 @@ impl Shield {
         shield
     }
 
-    /// Looks at the processes once and does what is to be done about them; the processes as they are then.
-    /// None, when they cannot be listed.
-    pub fn round(&mut self) -> Vec<Process> {
+    /// Looks at the processes once and does what is to be done about them; they are shown as they are then,
+    /// or none, when they cannot be listed.
+    pub fn round(&mut self) -> Look {
         let mut processes = self.list();
         self.check_house(&processes);
         let changes = decide_changes(&processes, &self.recorded, &self.policy);
@@ -72,7 +73,7 @@ impl Shield {
         self.metrics
             .processes_raised
             .set(self.raised().len() as i64);
-        processes
+        Look::new(Instant::now(), processes, &self.recorded, &self.policy)
     }
 
     fn list(&mut self) -> Vec<Process> {

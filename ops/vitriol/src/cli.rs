@@ -34,6 +34,9 @@ pub enum Command {
     Chat(ChatArgs),
     /// Show what the daemons are at
     Status(StatusArgs),
+    /// What keeps the kernel's OOM killer off the house
+    #[command(subcommand)]
+    Shield(ShieldCommand),
     /// Check whether this machine can run the house; exit 1 if something fails
     Doctor(DoctorArgs),
     /// Fetch, list and look into model files
@@ -76,6 +79,7 @@ impl Command {
             Command::Up(args) => Some(&mut args.settings),
             Command::Chat(args) => Some(&mut args.settings),
             Command::Status(args) => Some(&mut args.settings),
+            Command::Shield(ShieldCommand::Status(args)) => Some(&mut args.settings),
             Command::Doctor(args) => Some(&mut args.settings),
             Command::Logs(args) => Some(&mut args.settings),
             Command::Bench(args) => Some(args.settings_mut()),
@@ -185,6 +189,13 @@ pub struct StatusArgs {
     /// Print JSON
     #[arg(long)]
     pub json: bool,
+}
+
+#[derive(Debug, Subcommand)]
+pub enum ShieldCommand {
+    /// Show which processes the kernel would kill when memory runs out, in its order, and what the shield
+    /// did about it
+    Status(StatusArgs),
 }
 
 #[derive(Debug, Args)]

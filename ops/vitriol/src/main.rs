@@ -17,6 +17,7 @@ mod install;
 mod logs;
 mod manual;
 mod model;
+mod shield;
 mod status;
 mod term;
 mod up;
@@ -50,6 +51,7 @@ async fn run(command: Command, environment: &Environment) -> Result<(), Failure>
         Command::Up(args) => up::run(&args, environment).await,
         Command::Chat(args) => chat::run(&args, environment).await,
         Command::Status(args) => status::run(&args, environment).await,
+        Command::Shield(command) => shield::run(command, environment).await,
         Command::Doctor(args) => doctor::run(&args, environment).await,
         Command::Model(command) => model::run(command, environment),
         Command::Install(args) => install::install(&args, environment),

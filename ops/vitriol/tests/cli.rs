@@ -39,11 +39,13 @@ fn text(bytes: &[u8]) -> String {
 
 #[test]
 fn help_of_every_command() {
-    let commands: [&[&str]; 20] = [
+    let commands: [&[&str]; 22] = [
         &[],
         &["up"],
         &["chat"],
         &["status"],
+        &["shield"],
+        &["shield", "status"],
         &["doctor"],
         &["model"],
         &["model", "fetch"],

@@ -18,8 +18,8 @@ use vitriol_proto::engine::v1::event::Kind;
 use vitriol_proto::engine::v1::{
     Accepted, Delta, DetokenizeRequest, DetokenizeResponse, Event, Failed, FinishReason, Finished,
     GetModelRequest, GetModelResponse, ListSlotsRequest, ListSlotsResponse, Prefill,
-    SessionRequest, Slot, SlotState, StepEvents, Submit, TokenizeRequest, TokenizeResponse, Usage,
-    session_request,
+    SessionRequest, ShedRequest, ShedResponse, Slot, SlotState, StepEvents, Submit,
+    TokenizeRequest, TokenizeResponse, Usage, session_request,
 };
 use vitriol_proto::status::v1::status_server::{Status as StatusRpc, StatusServer};
 use vitriol_proto::status::v1::{GetRequest, GetResponse, Health};
@@ -496,6 +496,10 @@ impl Engine for Service {
         let bytes = bytes.ok_or_else(|| Status::invalid_argument("token id out of range"))?;
         let text = String::from_utf8_lossy(&bytes).into_owned();
         Ok(Response::new(DetokenizeResponse { text }))
+    }
+
+    async fn shed(&self, _: Request<ShedRequest>) -> Result<Response<ShedResponse>, Status> {
+        Err(Status::unimplemented("Demiurge does not call it"))
     }
 }
 

@@ -7,7 +7,7 @@ use std::{
 };
 use tokio::sync::{Semaphore, mpsc};
 use tokio_stream::wrappers::ReceiverStream;
-use tonic::Status;
+use tonic::{Code, Request, Status};
 use vitriol_chassis::Heartbeat;
 use vitriol_engine::{
     engine::{Engine, EngineLimits},
@@ -15,12 +15,14 @@ use vitriol_engine::{
     load::{Repack, load, start},
     metrics::EngineMetrics,
     scheduler::StepBounds,
+    service::{EngineService, Serving},
     session,
 };
 use vitriol_profile::Speculation;
 use vitriol_proto::engine::v1::{
     Cancel, ChatPrompt, Credit, FailureKind, FinishReason, Finished, Sampling, SessionRequest,
-    StepEvents, Submit, TextPrompt, TokenPrompt, event::Kind, session_request, submit::Prompt,
+    ShedRequest, StepEvents, Submit, TextPrompt, TokenPrompt, engine_server::Engine as _,
+    event::Kind, session_request, submit::Prompt,
 };
 use vitriol_testkit::{eventually, places};
 
@@ -320,6 +322,44 @@ async fn a_stop_string_amid_a_draft_ends_before_itself() {
         assert!(usage.accepted_tokens < usage.completion_tokens, "{usage:?}");
     }
     everything_given_back().await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn while_the_machine_is_short_of_memory_only_what_was_accepted_goes_on() {
+    let engine = tokio::task::spawn_blocking(small_engine).await.unwrap();
+    let service = EngineService::default();
+    let call = |duration_ms| service.shed(Request::new(ShedRequest { duration_ms }));
+    assert_eq!(call(1).await.unwrap_err().code(), Code::Unavailable);
+    service.serve(Serving::new(
+        Arc::clone(&engine),
+        "m.gguf".into(),
+        0,
+        String::new(),
+    ));
+    for wrong in [0, 600_001] {
+        let refused = call(wrong).await.unwrap_err();
+        assert_eq!(refused.code(), Code::InvalidArgument, "{wrong}");
+    }
+    let mut peer = Peer::connect_to(Arc::clone(&engine));
+    let tokens = |request_id| Submit {
+        prompt: Some(Prompt::Tokens(TokenPrompt { ids: vec![5, 6, 7] })),
+        ignore_eog: true,
+        ..text(request_id, "", 40)
+    };
+    peer.submit(tokens(1)).await;
+    peer.until(1, |own| !own.is_empty()).await;
+    call(600_000).await.unwrap();
+    peer.submit(tokens(2)).await;
+    let (kind, message) = peer.failure(2).await;
+    assert_eq!(kind, FailureKind::Busy);
+    assert!(message.contains("short of memory"), "{message}");
+    let hint = peer.seen.iter().find_map(|(id, kind)| match kind {
+        Kind::Failed(failed) if *id == 2 => Some(failed.retry_after_ms),
+        _ => None,
+    });
+    assert!((1..=600_000).contains(&hint.unwrap()), "{hint:?}");
+    assert_eq!(engine.metrics.requests_shed.get(), 1);
+    assert_eq!(peer.text(1).await.1.reason(), FinishReason::Length);
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]

@@ -13,6 +13,7 @@ use vitriol_profile::ProcessNames;
 use vitriol_testkit::eventually;
 
 use super::*;
+use crate::look::Standing;
 
 /// For children of root, whose own processes are nobody's to raise.
 const SOMEBODY: u32 = 54_321;
@@ -128,10 +129,12 @@ fn scores_are_raised_and_given_back() {
     let mut machine = Machine::new();
     let (plain, higher, highest) = (machine.spawn(0), machine.spawn(120), machine.spawn(700));
     let mut shield = machine.shield();
-    let seen = shield.round();
+    let look = shield.round();
     assert_eq!([plain, higher, highest].map(score), [300, 300, 700]);
-    let seen = seen.iter().find(|process| process.id.pid == plain).unwrap();
+    let mut shown = look.processes.iter();
+    let (seen, standing) = shown.find(|(process, _)| process.id.pid == plain).unwrap();
     assert_eq!(seen.oom_score_adj, 300, "it is shown as it is");
+    assert_eq!(*standing, Standing::Raised { from: 0 });
     shield.round();
     assert_eq!(shield.metrics.raises.get(), 2);
     assert_eq!(shield.metrics.processes_raised.get(), 2);
