@@ -9,6 +9,7 @@ cannot boot the rig, one line says NOT RUN and why, and that is no failure.
 """
 
 import argparse
+import json
 import os
 import pathlib
 import re
@@ -20,14 +21,15 @@ import tempfile
 import time
 import traceback
 
-from rig import HERE, POLL, RIG, Failed, Rig, check, eventually
+from rig import HERE, KNOCK, POLL, RIG, Failed, Rig, check, eventually
 
 ROOT = HERE.parent.parent
 ENGINE = "vitriol-engine@main.service"
 DEMIURGE = "vitriol-demiurge.service"
 SOCKET = "vitriol-demiurge.socket"
+SHIELD = "vitriol-oom-shield.service"
 TARGET = "vitriol.target"
-UNITS = [TARGET, "vitriol.slice", SOCKET, DEMIURGE, ENGINE]
+UNITS = [TARGET, "vitriol.slice", SOCKET, DEMIURGE, ENGINE, SHIELD]
 PROFILE = "/etc/vitriol/vitriol.toml"
 # Where the built binaries and the model lie inside.
 BUILT = "/opt/vitriol-built"
@@ -38,6 +40,21 @@ UNIT_STARTED = "39f53479d3a045ac8e11786248231fbf"
 
 # Of the engine that is made to hang.
 WATCHDOG_S = 8
+
+# Whose large processes the shield offers to the kernel, and one that no person has (systemd's own range).
+SOMEBODY, SOMEBODYS_SERVICE = 4322, 61200
+FAT = "memory = bytes([1]) * (320 << 20); import time; time.sleep(600)"
+
+# What the shield sees of what is writable somewhere.
+SIGHT = {
+    "/etc": ["vitriol"],
+    "/run": ["systemd", "vitriol"],
+    "/var": ["lib", "tmp"],
+    "/var/lib": ["vitriol"],
+    "/var/lib/vitriol": ["oom-shield"],
+    "/home": [],
+    "/root": [],
+}
 
 # Must never be written down anywhere.
 SECRET = "a secret violet of the archbishop"
@@ -168,12 +185,14 @@ def nobody_need_read_what_an_install_says(built, scratch):
 
 
 def boots_with_users_and_directories(rig):
-    for user in ("vitriol-engine", "vitriol-demiurge"):
+    for user in ("vitriol-engine", "vitriol-demiurge", "vitriol-oom-shield"):
         check(rig.must("id", "-gn", user).strip() == "vitriol", f"{user}'s group")
     for directory, expected in {
         "/run/vitriol/engine": "750 vitriol-engine vitriol",
         "/run/vitriol/demiurge": "750 vitriol-demiurge vitriol",
+        "/run/vitriol/oom-shield": "750 vitriol-oom-shield vitriol",
         "/var/lib/vitriol/demiurge": "750 vitriol-demiurge vitriol",
+        "/var/lib/vitriol/oom-shield": "750 vitriol-oom-shield vitriol",
         "/var/lib/vitriol/models": "755 root root",
     }.items():
         found = rig.must("stat", "-c", "%a %U %G", directory).strip()
@@ -250,7 +269,8 @@ def strangers_are_dropped(rig):
     member = ["--reuid", "nobody", "--regid", "nogroup", "--groups", "vitriol"]
     check(rig.knock(engine, *member) == "dropped", "a member of the group came in")
     said = rig.must("vitriol", "status")
-    check("engine    ready" in said and "demiurge  ready" in said, said)
+    for name in ("engine", "demiurge", "oom-shield"):
+        check(f"{name:<10} ready" in said, said)
 
 
 def a_slow_load_says_how_far_it_is_and_is_waited_for(rig):
@@ -329,6 +349,63 @@ def a_hanging_engine_is_restarted_by_the_watchdog(rig):
     rig.until_answering()
 
 
+def the_shield_offers_what_is_large_and_gives_it_back(rig):
+    score = lambda unit: int(rig.must("cat", f"/proc/{rig.pid(unit)}/oom_score_adj"))
+    said = [entry["MESSAGE"] for entry in rig.journal(f"MESSAGE_ID={EVENT['SHIELD_DEGRADED']}")]
+    refused = any("did not take OOMScoreAdjust=" in message for message in said)
+    check(refused or (score(ENGINE), score(SHIELD)) == (-500, -900), f"{score(ENGINE)}, {score(SHIELD)}: {said}")
+
+    # It may write whatever its user could not; so it sees nothing of that.
+    seen = {path: rig.must("nsenter", "-t", rig.pid(SHIELD), "-m", "ls", path).split() for path in SIGHT}
+    check(seen == SIGHT, f"the shield sees {seen}")
+    uid, gid = (rig.must("id", flag, "vitriol-oom-shield").strip() for flag in ("-u", "-g"))
+    within = ["nsenter", "-t", rig.pid(SHIELD), "-m", "setpriv", f"--reuid={uid}", f"--regid={gid}", "--clear-groups"]
+    reached = rig.must(*within, "python3", "-c", KNOCK, "/run/vitriol/engine/main.sock").strip()
+    check(reached == "greeted", f"the engine, reached from the shield's sandbox: {reached}")
+
+    ours = rig.must("cat", PROFILE)
+    rig.write(PROFILE, ours + "\n[shield]\nscan_interval_ms = 100\n")
+    rig.must("systemctl", "restart", SHIELD)
+    for name, uid in (("of-somebody", SOMEBODY), ("of-the-machine", SOMEBODYS_SERVICE)):
+        as_user = ["setpriv", f"--reuid={uid}", f"--regid={uid}", "--clear-groups"]
+        rig.must("systemd-run", "--quiet", f"--unit={name}", *as_user, "python3", "-c", FAT)
+    fat, service = "of-somebody.service", "of-the-machine.service"
+    eventually("a large process is raised", lambda: score(fat) == 300)
+    standing = {process["pid"]: process for process in shield_status(rig)["processes"]}
+    found = standing[rig.pid(fat)]
+    check((found["standing"], found["raised_from"]) == ("raised", 0), found)
+    check(found["resident_bytes"] > 300 << 20 and found["uid"] == SOMEBODY, found)
+    check(score(service) == 0 and score(ENGINE) <= 0, "a process of the machine was raised")
+
+    # A killed one comes back alone, and knows what each had before.
+    others = [rig.pid(unit) for unit in (ENGINE, DEMIURGE)]
+    before = rig.kill(SHIELD, "KILL")
+    rig.until_active(SHIELD, but_not=before)
+    again = lambda: [p for p in shield_status(rig)["processes"] if p["raised_from"] is not None]
+    found = eventually("it is raised again", again)
+    check([(p["pid"], p["raised_from"]) for p in found] == [(rig.pid(fat), 0)], found)
+    check([rig.pid(unit) for unit in (ENGINE, DEMIURGE)] == others, "others were restarted too")
+    rig.must("systemctl", "stop", SHIELD)
+    check(score(fat) == 0, f"its score is {score(fat)} after the shield has ended")
+
+    # Without its capability it says so, and goes on.
+    known = len(said)
+    rig.drop_in(SHIELD, "[Service]\nCapabilityBoundingSet=\nAmbientCapabilities=\n")
+    rig.must("systemctl", "start", SHIELD)
+    denied = lambda: [e for e in rig.journal(f"MESSAGE_ID={EVENT['SHIELD_DEGRADED']}")[known:] if "set a score" in e["MESSAGE"]]
+    entry = eventually("the refusal is said", denied)[0]
+    check("os error 13" in entry["ERROR"] and score(fat) == 0, entry)
+    check(shield_status(rig)["refusals"] == 1, shield_status(rig))
+    rig.must("systemctl", "stop", fat, service)
+    rig.drop_in(SHIELD, "")
+    rig.write(PROFILE, ours)
+    rig.must("systemctl", "restart", SHIELD)
+
+
+def shield_status(rig):
+    return json.loads(rig.must("vitriol", "shield", "status", "--json"))
+
+
 def up_is_refused_while_the_units_run(rig):
     nobody = ["setpriv", "--reuid", "nobody", "--regid", "nogroup", "--clear-groups", "env", "HOME=/tmp/nobody"]
     for identity in ([], nobody):
@@ -341,7 +418,7 @@ def up_is_refused_while_the_units_run(rig):
 def the_units_are_refused_while_up_runs(rig):
     rig.must("systemctl", "stop", TARGET)
     # The command waits for the target's own end.
-    for unit in (SOCKET, DEMIURGE, ENGINE):
+    for unit in (SOCKET, DEMIURGE, ENGINE, SHIELD):
         eventually(f"{unit} ends with the target", lambda unit=unit: rig.show(unit, "ActiveState") == "inactive")
     model = rig.must("sh", "-c", "echo /var/lib/vitriol/models/*.gguf").strip()
     up = ["setpriv", "--reuid", "nobody", "--regid", "nogroup", "--clear-groups", "env", "HOME=/tmp/nobody"]
@@ -358,7 +435,8 @@ def the_units_are_refused_while_up_runs(rig):
     time.sleep(2)
     count = len(rig.journal(f"MESSAGE_ID={EVENT['DEPENDENCY_MISSING']}")) - known
     check(count == 1, f"{count} tries")
-    check(rig.pid(ENGINE) == 0 and rig.show(SOCKET, "ActiveState") == "failed", "the units")
+    check(rig.pid(ENGINE) == 0 and rig.pid(SHIELD) == 0, "a daemon runs beside `vitriol up`")
+    check(rig.show(SOCKET, "ActiveState") == "failed", "the socket")
     rig.must("systemctl", "stop", "up.service")
     rig.must("systemctl", "reset-failed")
     rig.must("systemctl", "start", TARGET)
@@ -453,7 +531,7 @@ def a_users_own_house_runs_under_the_users_manager(rig):
     rig.must(*as_violet, f"{BUILT}/vitriol", "install", "--user", "--model", model, "--now")
     rig.until_answering()
     said = rig.must(*as_violet, f"{home}/.local/bin/vitriol", "status")
-    check("engine    ready" in said, said)
+    check("engine     ready" in said and "oom-shield ready" in said, said)
     said = rig.run(*as_violet, "systemd-analyze", "--user", "verify", *UNITS)
     check((said.returncode, said.stdout + said.stderr) == (0, ""), said.stdout + said.stderr)
     done = rig.run(*as_violet, f"{home}/.local/bin/vitriol", "up", "--model", model)
@@ -474,7 +552,8 @@ def uninstall_leaves_settings_and_state(rig):
     rig.must("rm", f"/usr/local/lib/systemd/system/{TARGET}")
     rig.must("systemctl", "daemon-reload")
     rig.must(f"{BUILT}/vitriol", "uninstall")
-    check(rig.pid(ENGINE) == 0 and rig.pid(DEMIURGE) == 0, "a daemon runs without its unit")
+    for unit in (ENGINE, DEMIURGE, SHIELD):
+        check(rig.pid(unit) == 0, f"{unit} runs though it is uninstalled")
     left = rig.must("sh", "-c", "find /usr/local /etc/systemd -name '*vitriol*'").split()
     check(not left, f"left: {left}")
     check(rig.run("systemctl", "cat", TARGET).returncode != 0, "systemd still knows the target")
@@ -509,6 +588,7 @@ MACHINE = [
     a_killed_engine_comes_back,
     a_killed_demiurge_leaves_its_callers_in_the_queue,
     a_hanging_engine_is_restarted_by_the_watchdog,
+    the_shield_offers_what_is_large_and_gives_it_back,
     up_is_refused_while_the_units_run,
     the_units_are_refused_while_up_runs,
     a_wrong_profile_is_said_once_and_not_tried_again,

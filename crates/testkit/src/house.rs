@@ -30,6 +30,8 @@ const PORT_FILE: &str = "demiurge/demiurge.addr";
 pub const ENGINE: &str = "vitriol-engine";
 /// Executable of Demiurge.
 pub const DEMIURGE: &str = "vitriol-demiurge";
+/// Executable of the OOM shield.
+pub const OOM_SHIELD: &str = "vitriol-oom-shield";
 
 /// A running house. Dropping it ends every process of it and removes its directory; when the test
 /// that drops it is failing, its logs are printed first.
@@ -169,7 +171,7 @@ fn ready(directory: &Path, up: &mut Child) -> Result<SocketAddr> {
 
 /// SIGTERM, a deadline, SIGKILL; then the daemons must be gone too, and are ended if they are not.
 fn end(up: &mut Child) {
-    let daemons: Vec<u32> = [ENGINE, DEMIURGE]
+    let daemons: Vec<u32> = [ENGINE, DEMIURGE, OOM_SHIELD]
         .iter()
         .flat_map(|name| process::children(up.id(), name).unwrap_or_default())
         .map(|p| p.pid)

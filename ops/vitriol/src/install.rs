@@ -26,7 +26,12 @@ use self::{
 use crate::cli::{InstallArgs, UninstallArgs};
 
 /// The binaries of the house.
-const BINARIES: [&str; 3] = ["vitriol", "vitriol-engine", "vitriol-demiurge"];
+const BINARIES: [&str; 4] = [
+    "vitriol",
+    "vitriol-engine",
+    "vitriol-demiurge",
+    "vitriol-oom-shield",
+];
 
 /// Installs the house.
 ///
@@ -133,7 +138,7 @@ pub fn uninstall(args: &UninstallArgs, environment: &Environment) -> Result<(), 
     }
     if layout.scope == Scope::System && args.purge {
         print_line(
-            "left     users vitriol-engine, vitriol-demiurge and group vitriol: remove them with \
+            "left     users vitriol-engine, vitriol-demiurge, vitriol-oom-shield and group vitriol: remove them with \
              userdel and groupdel once no file is theirs",
         );
     }
@@ -187,7 +192,7 @@ fn manager(layout: &Layout, dry_run: bool) -> Result<Option<Manager>, Failure> {
     Ok(Some(Manager::new(layout.scope, dry_run)))
 }
 
-fn find_binaries(bin_dir: Option<&Path>) -> Result<[PathBuf; 3], Failure> {
+fn find_binaries(bin_dir: Option<&Path>) -> Result<[PathBuf; BINARIES.len()], Failure> {
     let own = std::env::current_exe().or_exit(Exit::Internal)?;
     let directory = bin_dir.or_else(|| own.parent()).unwrap_or(Path::new("/"));
     let binaries = BINARIES.map(|name| directory.join(name));

@@ -20,6 +20,7 @@ use crate::{cli::LogsArgs, house, term};
 pub enum Unit {
     Engine,
     Demiurge,
+    OomShield,
 }
 
 /// Where the log is looked for.

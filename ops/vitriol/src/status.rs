@@ -62,9 +62,11 @@ impl Report {
     async fn gather(dirs: &HouseDirs) -> Self {
         let engine_socket = dirs.engine_socket("main");
         let demiurge_socket = dirs.demiurge_socket();
-        let (engine, demiurge) = tokio::join!(
+        let shield_socket = dirs.oom_shield_socket();
+        let (engine, demiurge, shield) = tokio::join!(
             house::ask_status_at(&engine_socket),
             house::ask_status_at(&demiurge_socket),
+            house::ask_status_at(&shield_socket),
         );
         let mut report = Self::default();
         if engine
@@ -85,7 +87,11 @@ impl Report {
                 .and_then(Result::ok)
                 .map(tonic::Response::into_inner);
         }
-        report.daemons = vec![("engine", engine), ("demiurge", demiurge)];
+        report.daemons = vec![
+            ("engine", engine),
+            ("demiurge", demiurge),
+            ("oom-shield", shield),
+        ];
         report
     }
 
@@ -101,7 +107,7 @@ impl Report {
         let mut text = String::new();
         for (name, status) in &self.daemons {
             let Some(status) = status else {
-                text += &format!("{name:<9} {}\n", paint.red("no answer"));
+                text += &format!("{name:<10} {}\n", paint.red("no answer"));
                 continue;
             };
             let state = format!("{:<9}", health_name(status.health()));
@@ -115,7 +121,7 @@ impl Report {
                 _ => String::new(),
             };
             text += &format!(
-                "{name:<9} {state} up {}, process {}, version {}; {}{}\n",
+                "{name:<10} {state} up {}, process {}, version {}; {}{}\n",
                 span(status.uptime_ms),
                 status.pid,
                 status.version,
@@ -167,7 +173,7 @@ fn health_name(health: Health) -> &'static str {
 
 fn describe_model(model: &GetModelResponse) -> String {
     format!(
-        "model     {} ({}, {:.1} M parameters, {}), context {} of {} tokens, KV {} a token, {} on {} \
+        "model      {} ({}, {:.1} M parameters, {}), context {} of {} tokens, KV {} a token, {} on {} \
          threads\n",
         model.alias,
         model.architecture,
@@ -191,8 +197,8 @@ fn describe_slots(slots: &ListSlotsResponse) -> String {
     };
     let idle = count(SlotState::Idle);
     format!(
-        "slots     {} of {} busy ({} prefill, {} decode, {} paused), {} queued\n\
-         pages     {} used, {} cached, {} in all, {} tokens each\n",
+        "slots      {} of {} busy ({} prefill, {} decode, {} paused), {} queued\n\
+         pages      {} used, {} cached, {} in all, {} tokens each\n",
         slots.slots.len() - idle,
         slots.slots.len(),
         count(SlotState::Prefill),
@@ -298,9 +304,9 @@ mod tests {
         let lines: Vec<&str> = text.lines().collect();
         assert_eq!(
             lines[0],
-            "engine    ready     up 1 min 1 s, process 7, version 0.1.0; 1 sequence"
+            "engine     ready     up 1 min 1 s, process 7, version 0.1.0; 1 sequence"
         );
-        assert_eq!(lines[1], "demiurge  no answer");
+        assert_eq!(lines[1], "demiurge   no answer");
         assert!(
             lines[2].contains("smol (llama, 134.5 M parameters, 93.8 MiB)"),
             "{}",
@@ -308,7 +314,7 @@ mod tests {
         );
         assert!(lines[2].contains("KV 45 KiB a token"), "{}", lines[2]);
         assert!(
-            lines[3].starts_with("slots     1 of 2 busy (0 prefill, 1 decode"),
+            lines[3].starts_with("slots      1 of 2 busy (0 prefill, 1 decode"),
             "{}",
             lines[3]
         );

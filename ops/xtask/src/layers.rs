@@ -29,7 +29,12 @@ const LAYERS: [&[&str]; 5] = [
         "vitriol-ipc",
         "vitriol-chassis",
     ],
-    &["vitriol-engine", "vitriol-demiurge", "vitriol-oom-shield", "vitriol"],
+    &[
+        "vitriol-engine",
+        "vitriol-demiurge",
+        "vitriol-oom-shield",
+        "vitriol",
+    ],
     &["xtask", "vitriol-tests"],
 ];
 

@@ -95,6 +95,7 @@ fn report(before: &Before, profile: &Profile, system: bool) -> String {
         true => {
             let units = daemons_of(&changes).map(|daemon| match daemon {
                 "engine" => "vitriol-engine@main.service",
+                "shield" => "vitriol-oom-shield.service",
                 _ => "vitriol-demiurge.service",
             });
             format!(
@@ -103,7 +104,11 @@ fn report(before: &Before, profile: &Profile, system: bool) -> String {
             )
         }
         false => {
-            let daemons = daemons_of(&changes).collect::<Vec<_>>().join(" and ");
+            let daemons = daemons_of(&changes).map(|table| match table {
+                "shield" => "oom-shield",
+                other => other,
+            });
+            let daemons = daemons.collect::<Vec<_>>().join(" and ");
             format!("to restart: {daemons}\n")
         }
     };
@@ -124,7 +129,7 @@ fn move_port(listen: &str) -> String {
     )
 }
 
-/// The daemons that read the changed settings.
+/// The daemons that read the changed settings, by their tables.
 fn daemons_of(changes: &[Change]) -> impl Iterator<Item = &'static str> {
     let reads = |daemon: &'static str| {
         let table = format!("{daemon}.");
@@ -132,7 +137,8 @@ fn daemons_of(changes: &[Change]) -> impl Iterator<Item = &'static str> {
             |change: &Change| change.key.starts_with("house.") || change.key.starts_with(&table);
         changes.iter().any(own).then_some(daemon)
     };
-    ["engine", "demiurge"].map(reads).into_iter().flatten()
+    let tables = ["engine", "demiurge", "shield"];
+    tables.map(reads).into_iter().flatten()
 }
 
 /// Puts `text` in `place`; what was there, if it was something else, is kept beside it. Returns
@@ -217,7 +223,8 @@ mod tests {
         let both = reported("[house]\nlog_format = 'json'\n", true);
         assert!(
             both.ends_with(
-                "systemctl restart vitriol-engine@main.service vitriol-demiurge.service\n"
+                "systemctl restart vitriol-engine@main.service vitriol-demiurge.service \
+                 vitriol-oom-shield.service\n"
             ),
             "{both}"
         );
@@ -226,6 +233,8 @@ mod tests {
             demiurge.ends_with("systemctl restart vitriol-demiurge.service\n"),
             "{demiurge}"
         );
+        let shield = reported("[shield]\nraise_to = 500\n", false);
+        assert!(shield.ends_with("to restart: oom-shield\n"), "{shield}");
         assert!(reported("", false).starts_with("a restart changes nothing"));
     }
 

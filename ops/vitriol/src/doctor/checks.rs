@@ -64,7 +64,7 @@ impl Subject {
     }
 
     fn check_binaries(&self) -> Check {
-        let missing: Vec<&str> = ["vitriol-engine", "vitriol-demiurge"]
+        let missing: Vec<&str> = ["vitriol-engine", "vitriol-demiurge", "vitriol-oom-shield"]
             .into_iter()
             .filter(|name| !self.bin_dir.join(name).is_file())
             .collect();

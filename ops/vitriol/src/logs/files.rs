@@ -80,7 +80,7 @@ async fn follow(sources: &mut [Source], filter: &Filter) -> Result<(), Failure> 
 
 fn print(record: &Record) -> Result<(), Failure> {
     term::print(format_args!(
-        "{:<9} {}\n",
+        "{:<10} {}\n",
         record.source,
         printable(&record.text)
     ))
@@ -139,10 +139,14 @@ fn sources(dirs: &HouseDirs, wanted: &Wanted) -> Vec<Source> {
         last: (None, false),
     };
     let mut sources = Vec::new();
-    if wanted.unit != Some(Unit::Demiurge) {
+    let wants = |unit| wanted.unit.is_none_or(|only| only == unit);
+    if wants(Unit::Engine) {
         sources.push(source("engine", Form::Log, dirs.log("engine")));
     }
-    if wanted.unit != Some(Unit::Engine) {
+    if wants(Unit::OomShield) {
+        sources.push(source("oom-shield", Form::Log, dirs.log("oom-shield")));
+    }
+    if wants(Unit::Demiurge) {
         sources.push(source("demiurge", Form::Log, dirs.log("demiurge")));
         if wanted.session.is_some() || wanted.lane.is_some() {
             sources.push(source("decisions", Form::Decisions, dirs.decisions()));

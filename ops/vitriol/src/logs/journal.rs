@@ -13,6 +13,7 @@ impl Unit {
         match self {
             Unit::Engine => "vitriol-engine@main.service",
             Unit::Demiurge => "vitriol-demiurge.service",
+            Unit::OomShield => "vitriol-oom-shield.service",
         }
     }
 }
@@ -23,7 +24,7 @@ impl Unit {
 pub fn arguments(wanted: &Wanted, user: bool) -> Vec<String> {
     let units = match wanted.unit {
         Some(unit) => vec![unit],
-        None => vec![Unit::Engine, Unit::Demiurge],
+        None => vec![Unit::Engine, Unit::Demiurge, Unit::OomShield],
     };
     // Not --user: without a journal of the user's own the entries lie in the system's.
     let option = if user { "--user-unit" } else { "--unit" };
@@ -115,6 +116,7 @@ mod tests {
                 "--no-pager",
                 "--unit=vitriol-engine@main.service",
                 "--unit=vitriol-demiurge.service",
+                "--unit=vitriol-oom-shield.service",
                 "--lines=100"
             ]
         );

@@ -25,6 +25,9 @@ use crate::cli::UpArgs;
 /// after five seconds and its threads another.
 const STOP_GRACE: Duration = Duration::from_secs(8);
 
+/// What the shield gives itself to give scores back in.
+const SHIELD_DRAIN: Duration = Duration::from_secs(5);
+
 /// Demiurge's place in the start order, behind the engine.
 pub const DEMIURGE: DaemonId = 1;
 
@@ -111,6 +114,23 @@ impl Plan {
                 status_socket: dirs.demiurge_socket(),
                 log: dirs.log("demiurge"),
                 stop_deadline: Duration::from_millis(profile.demiurge.drain_ms) + STOP_GRACE,
+            },
+            Daemon {
+                name: "oom-shield",
+                binary: bin_dir.join("vitriol-oom-shield"),
+                args: arguments([
+                    "--profile".as_ref(),
+                    profile_file.as_path(),
+                    "--socket".as_ref(),
+                    &dirs.oom_shield_socket(),
+                    "--engine-socket".as_ref(),
+                    &engine_socket,
+                    "--state-dir".as_ref(),
+                    &dirs.oom_shield_state(),
+                ]),
+                status_socket: dirs.oom_shield_socket(),
+                log: dirs.log("oom-shield"),
+                stop_deadline: SHIELD_DRAIN + STOP_GRACE,
             },
         ];
         Ok(Self {
@@ -281,6 +301,7 @@ mod tests {
         fs::create_dir(&bin).unwrap();
         fs::write(bin.join("vitriol-engine"), "").unwrap();
         fs::write(bin.join("vitriol-demiurge"), "").unwrap();
+        fs::write(bin.join("vitriol-oom-shield"), "").unwrap();
         let failure = plan.check_files().unwrap_err();
         assert!(
             failure

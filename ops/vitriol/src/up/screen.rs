@@ -40,11 +40,11 @@ pub fn line(
     };
     let log = match state {
         // Said once and worth keeping; other details change all the time.
-        "failed" => format!("{name:<9} {state:<9} {detail}"),
-        _ => format!("{name:<9} {state}"),
+        "failed" => format!("{name:<10} {state:<9} {detail}"),
+        _ => format!("{name:<10} {state}"),
     };
     Line {
-        text: format!("{name:<9} {shown} {detail}").trim_end().to_owned(),
+        text: format!("{name:<10} {shown} {detail}").trim_end().to_owned(),
         log,
     }
 }
@@ -97,30 +97,30 @@ mod tests {
     #[test]
     fn every_state_has_its_line() {
         let running = Phase::Running { ready_since: None };
-        assert_eq!(shown(running, None), "engine    starting");
+        assert_eq!(shown(running, None), "engine     starting");
         let mut loading = status(Health::Starting);
         (loading.load_bytes_done, loading.load_bytes_all) = (47 << 20, 94 << 20);
         assert_eq!(
             shown(running, Some(&loading)),
-            "engine    loading   [############------------]  50% 47 MiB of 94 MiB"
+            "engine     loading   [############------------]  50% 47 MiB of 94 MiB"
         );
         assert_eq!(
             shown(running, Some(&status(Health::Ready))),
-            "engine    ready     3 sequences"
+            "engine     ready     3 sequences"
         );
         let waiting = Phase::Waiting {
             until: Duration::from_millis(6600),
         };
         assert_eq!(
             shown(waiting, None),
-            "engine    waiting   restarts in 1.6 s"
+            "engine     waiting   restarts in 1.6 s"
         );
         let stopping = Phase::Stopping {
             since: Duration::ZERO,
             killed: false,
         };
-        assert_eq!(shown(stopping, None), "engine    draining");
-        assert_eq!(shown(Phase::Ended, None), "engine    ended");
+        assert_eq!(shown(stopping, None), "engine     draining");
+        assert_eq!(shown(Phase::Ended, None), "engine     ended");
     }
 
     #[test]
@@ -129,10 +129,10 @@ mod tests {
         let mut loading = status(Health::Starting);
         (loading.load_bytes_done, loading.load_bytes_all) = (47 << 20, 94 << 20);
         let log = |status| line("engine", running, Some(status), Duration::ZERO, PLAIN).log;
-        assert_eq!(log(&loading), "engine    loading");
+        assert_eq!(log(&loading), "engine     loading");
         assert_eq!(
             log(&status(Health::Failed)),
-            "engine    failed    3 sequences"
+            "engine     failed    3 sequences"
         );
     }
 
@@ -141,6 +141,6 @@ mod tests {
         let mut evil = status(Health::Ready);
         evil.detail = "a\x1b[2J\nb".into();
         let running = Phase::Running { ready_since: None };
-        assert_eq!(shown(running, Some(&evil)), "engine    ready     a[2J b");
+        assert_eq!(shown(running, Some(&evil)), "engine     ready     a[2J b");
     }
 }

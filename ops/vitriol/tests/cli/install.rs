@@ -10,7 +10,12 @@ fn a_dry_run_needs_no_systemd() {
     let home = tempfile::tempdir().expect("a temp dir");
     let bin = home.path().join("bin");
     fs::create_dir(&bin).expect("made");
-    for name in ["vitriol", "vitriol-engine", "vitriol-demiurge"] {
+    for name in [
+        "vitriol",
+        "vitriol-engine",
+        "vitriol-demiurge",
+        "vitriol-oom-shield",
+    ] {
         fs::write(bin.join(name), "").expect("written");
     }
     let bin = bin.to_str().expect("UTF-8");

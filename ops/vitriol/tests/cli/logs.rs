@@ -134,11 +134,11 @@ fn files_are_shown_and_followed_through_being_put_aside() {
         .expect("runs");
     let mut lines = BufReader::new(child.stdout.take().expect("piped")).lines();
     let mut next = || lines.next().expect("a line").expect("UTF-8");
-    assert_eq!(next(), "engine    2026-11-30T08:00:02Z  INFO b");
-    assert_eq!(next(), "demiurge  2026-11-30T08:00:03Z  INFO c");
+    assert_eq!(next(), "engine     2026-11-30T08:00:02Z  INFO b");
+    assert_eq!(next(), "demiurge   2026-11-30T08:00:03Z  INFO c");
     fs::rename(&engine, logs.join("engine.log.1")).expect("renamed");
     fs::write(&engine, "2026-11-30T08:00:04Z  INFO d \u{1b}[2J\n").expect("written");
-    assert_eq!(next(), "engine    2026-11-30T08:00:04Z  INFO d [2J");
+    assert_eq!(next(), "engine     2026-11-30T08:00:04Z  INFO d [2J");
     child.kill().expect("killed");
     child.wait().expect("ended");
 }
