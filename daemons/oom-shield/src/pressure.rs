@@ -51,14 +51,25 @@ pub struct Totals {
 #[derive(Debug)]
 pub enum Watch {
     /// The kernel wakes the reader as soon as the threshold is reached within a window.
-    Triggers { some: OwnedFd, full: OwnedFd },
-    /// The totals are read once a window: before Linux 6.5 triggers are root's alone.
-    Samples {
-        file: File,
-        window: Duration,
-        thresholds: Thresholds,
-        last: Totals,
+    ///
+    /// The first event of a trigger counts stall since boot instead of within its window (Linux 6.18: the
+    /// window of a trigger without CAP_SYS_RESOURCE begins at the other aggregator's total, mostly 0), so
+    /// an event is believed when the totals have grown by as much since the one before.
+    Triggers {
+        some: OwnedFd,
+        full: OwnedFd,
+        totals: Growth,
     },
+    /// The totals are read once a window: before Linux 6.5 triggers are root's alone.
+    Samples { window: Duration, totals: Growth },
+}
+
+/// The file with the totals, and what was in it last.
+#[derive(Debug)]
+pub struct Growth {
+    file: File,
+    thresholds: Thresholds,
+    last: Totals,
 }
 
 /// What ended a wait.
@@ -66,7 +77,7 @@ pub enum Watch {
 pub enum Wake {
     Stop,
     Pressure(Stalled),
-    /// A window passed without enough of it.
+    /// There was not enough of it.
     Quiet,
 }
 
@@ -78,21 +89,13 @@ impl Watch {
         let trigger = |kind, threshold| trigger(file, kind, threshold);
         let both = trigger("some", thresholds.some)
             .and_then(|some| Ok((some, trigger("full", thresholds.full)?)));
-        match both {
-            Ok((some, full)) => Ok(Self::Triggers { some, full }),
-            Err(_) => Self::sample(file, WINDOW, thresholds),
-        }
-    }
-
-    /// Watches `file` by reading it once a `window`. Errors: as of [`open`](Self::open).
-    pub fn sample(file: &Path, window: Duration, thresholds: Thresholds) -> io::Result<Self> {
-        let file = File::open(file)?;
-        let last = Totals::read(&file)?;
-        Ok(Self::Samples {
-            file,
-            window,
-            thresholds,
-            last,
+        let totals = Growth::open(file, thresholds)?;
+        Ok(match both {
+            Ok((some, full)) => Self::Triggers { some, full, totals },
+            Err(_) => Self::Samples {
+                window: WINDOW,
+                totals,
+            },
         })
     }
 
@@ -102,7 +105,7 @@ impl Watch {
     /// Cost: no allocation, one poll, and with samples one read a window.
     pub fn wait(&mut self, stop: BorrowedFd<'_>) -> Result<Wake, Errno> {
         match self {
-            Self::Triggers { some, full } => {
+            Self::Triggers { some, full, totals } => {
                 let mut fds = [
                     PollFd::new(&*some, PollFlags::PRI),
                     PollFd::new(&*full, PollFlags::PRI),
@@ -116,33 +119,58 @@ impl Watch {
                 if (came(0) | came(1)).intersects(PollFlags::ERR | PollFlags::NVAL) {
                     return Err(Errno::NODEV);
                 }
-                Ok(Wake::Pressure(Stalled {
+                totals.wake(Stalled {
                     some: came(0).contains(PollFlags::PRI),
                     full: came(1).contains(PollFlags::PRI),
-                }))
+                })
             }
-            Self::Samples {
-                file,
-                window,
-                thresholds,
-                last,
-            } => {
+            Self::Samples { window, totals } => {
                 let mut fds = [PollFd::from_borrowed_fd(stop, PollFlags::IN)];
                 if wait_for(&mut fds, Some(*window))? > 0 {
                     return Ok(Wake::Stop);
                 }
-                let now = Totals::read(file)?;
-                let stalled = now.since(*last, *thresholds);
-                *last = now;
-                Ok(match stalled {
-                    Stalled {
-                        some: false,
-                        full: false,
-                    } => Wake::Quiet,
-                    stalled => Wake::Pressure(stalled),
-                })
+                let both = Stalled {
+                    some: true,
+                    full: true,
+                };
+                let wake = totals.wake(both)?;
+                // What is too little for one window is not added to the next.
+                totals.last = totals.read()?;
+                Ok(wake)
             }
         }
+    }
+}
+
+impl Growth {
+    /// Errors: the file cannot be read, or holds something else.
+    pub fn open(path: &Path, thresholds: Thresholds) -> io::Result<Self> {
+        let file = File::open(path)?;
+        let last = Totals::read(&file)?;
+        Ok(Self {
+            file,
+            thresholds,
+            last,
+        })
+    }
+
+    fn read(&self) -> Result<Totals, Errno> {
+        Totals::read(&self.file)
+    }
+
+    /// What is to be thought of `claimed`: pressure, as far as the totals have grown for it.
+    fn wake(&mut self, claimed: Stalled) -> Result<Wake, Errno> {
+        let now = self.read()?;
+        let grown = now.since(self.last, self.thresholds);
+        let stalled = Stalled {
+            some: claimed.some && grown.some,
+            full: claimed.full && grown.full,
+        };
+        if stalled == Stalled::default() {
+            return Ok(Wake::Quiet);
+        }
+        self.last = now;
+        Ok(Wake::Pressure(stalled))
     }
 }
 

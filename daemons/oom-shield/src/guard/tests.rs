@@ -11,7 +11,10 @@ use rustix::net::{SendFlags, send};
 use vitriol_testkit::eventually;
 
 use super::*;
-use crate::{pressure::Thresholds, relief::Messages};
+use crate::{
+    pressure::{Growth, Thresholds},
+    relief::Messages,
+};
 
 const DEADLINE: Duration = Duration::from_secs(60);
 
@@ -68,7 +71,10 @@ fn once_it_waits_the_guard_allocates_nothing() {
         some: Duration::from_millis(1),
         full: Duration::from_millis(1),
     };
-    let mut watch = Watch::sample(&path, Duration::from_millis(5), thresholds).unwrap();
+    let mut watch = Watch::Samples {
+        window: Duration::from_millis(5),
+        totals: Growth::open(&path, thresholds).unwrap(),
+    };
 
     let runtime = tokio::runtime::Builder::new_multi_thread()
         .worker_threads(2)
@@ -121,11 +127,29 @@ fn urgent(wanted: bool) -> (OwnedFd, TcpStream) {
     (receiver.into(), sender)
 }
 
+/// Totals that have grown by a second since they were looked at.
+fn grown(directory: &Path) -> Growth {
+    let path = directory.join("memory");
+    fs::write(&path, totals(0)).unwrap();
+    let thresholds = Thresholds {
+        some: Duration::from_millis(300),
+        full: Duration::from_millis(100),
+    };
+    let growth = Growth::open(&path, thresholds).unwrap();
+    fs::write(&path, totals(1_000_000)).unwrap();
+    growth
+}
+
 #[test]
 fn a_trigger_says_who_waits_and_nothing_is_allocated() {
+    let directory = tempfile::tempdir().unwrap();
     for (some_waits, full_waits) in [(true, false), (true, true)] {
         let ((some, _one), (full, _other)) = (urgent(some_waits), urgent(full_waits));
-        let mut watch = Watch::Triggers { some, full };
+        let mut watch = Watch::Triggers {
+            some,
+            full,
+            totals: grown(directory.path()),
+        };
         let asked = Asked::new();
         let metrics = Metrics::default();
         let mut ended = Err(Errno::INVAL);
@@ -133,19 +157,21 @@ fn a_trigger_says_who_waits_and_nothing_is_allocated() {
             ended = keep_watch(&mut watch, asked.stop.as_fd(), &asked, &metrics);
         });
         assert_eq!((ended, counted.count_total), (Ok(()), 0));
-        assert!(asked.trims.load(Ordering::Relaxed) > 0);
+        assert_eq!(asked.trims.load(Ordering::Relaxed), 1);
         assert_eq!(asked.sheds.load(Ordering::Relaxed) > 0, full_waits);
     }
 }
 
 #[test]
 fn a_trigger_that_breaks_ends_the_watch() {
+    let directory = tempfile::tempdir().unwrap();
     let (reader, writer) = io::pipe().unwrap();
     drop(reader);
     let (full, _other) = urgent(false);
     let mut watch = Watch::Triggers {
         some: writer.into(),
         full,
+        totals: grown(directory.path()),
     };
     let asked = Asked::new();
     let ended = keep_watch(&mut watch, asked.stop.as_fd(), &asked, &Metrics::default());

@@ -50,7 +50,7 @@ fn a_kernel_without_pressure_information_is_an_error() {
     let error = Watch::open(&file, thresholds()).unwrap_err();
     assert_eq!(error.kind(), io::ErrorKind::NotFound);
     fs::write(&file, "").unwrap();
-    assert!(Watch::sample(&file, WINDOW, thresholds()).is_err());
+    assert!(Growth::open(&file, thresholds()).is_err());
 }
 
 /// As before Linux 6.5 for all but root; here because nobody can wait 5 s within 2 s.
@@ -70,4 +70,41 @@ fn where_triggers_are_refused_it_is_sampled() {
 fn not_run(error: &io::Error) {
     let remedy = format!("boot a kernel with psi=1 ({error})");
     vitriol_testkit::not_run("watching memory pressure", &remedy);
+}
+
+/// Without the check, the first stall after the start, however short, would have the engine refuse work on
+/// any machine that was ever short of memory since it booted.
+#[test]
+fn an_event_without_growth_is_not_believed() {
+    let directory = tempfile::tempdir().unwrap();
+    let path = directory.path().join("memory");
+    let write = |some_us: u64, full_us: u64| {
+        fs::write(
+            &path,
+            format!("some total={some_us}\nfull total={full_us}\n"),
+        )
+        .unwrap();
+    };
+    write(5_000_000, 3_000_000);
+    let mut totals = Growth::open(&path, thresholds()).unwrap();
+    let both = Stalled {
+        some: true,
+        full: true,
+    };
+    let some = Stalled {
+        some: true,
+        full: false,
+    };
+    assert_eq!(totals.wake(both), Ok(Wake::Quiet));
+    write(5_000_050, 3_000_050);
+    assert_eq!(totals.wake(both), Ok(Wake::Quiet));
+    write(5_300_000, 3_000_050);
+    assert_eq!(totals.wake(both), Ok(Wake::Pressure(some)));
+    assert_eq!(totals.wake(both), Ok(Wake::Quiet), "it was told");
+    write(5_600_000, 3_500_000);
+    assert_eq!(
+        totals.wake(some),
+        Ok(Wake::Pressure(some)),
+        "only what the kernel says"
+    );
 }
