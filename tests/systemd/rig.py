@@ -154,8 +154,9 @@ class Rig:
 
     def until_active(self, unit, but_not=0):
         """Waits until a unit is ready, with another main process than `but_not`."""
-        state = lambda: (self.show(unit, "ActiveState"), self.pid(unit))
-        eventually(f"{unit} is active again", lambda: state()[0] == "active" and state()[1] != but_not)
+        # In this order: a state that was asked for first could still be the dead process's.
+        is_ready = lambda: self.pid(unit) not in (0, but_not) and self.show(unit, "ActiveState") == "active"
+        eventually(f"{unit} is active again", is_ready)
 
     def journal(self, *matches):
         """Entries since boot in the order in which journald took them."""
