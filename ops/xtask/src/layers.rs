@@ -1,7 +1,7 @@
 //! The layer rules of the house, checked from the dependency graph and the sources.
 //!
 //! L0 units shm kernels-core → L1 sysfs measure gguf tokens kernels-cpu → L2 proto profile ipc chassis →
-//! L3 engine demiurge oom-shield persist, the CLI → L4 xtask, tests. A crate uses lower layers, and in its own layer
+//! L3 engine demiurge kvtier oom-shield persist, the CLI → L4 xtask, tests. A crate uses lower layers, and in its own layer
 //! only crates that stand to its left; in L3 none uses another.
 
 use std::path::Path;
@@ -32,6 +32,7 @@ const LAYERS: [&[&str]; 5] = [
     &[
         "vitriol-engine",
         "vitriol-demiurge",
+        "vitriol-kvtier",
         "vitriol-oom-shield",
         "vitriol-persist",
         "vitriol",

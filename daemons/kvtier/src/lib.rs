@@ -1,0 +1,7 @@
+//! kvtier: KV blocks of the engines in host RAM, beyond the life of the process that computed them.
+//!
+//! It keeps opaque bytes under the names that engines give them and knows of no model. Read on in
+//! `slots` (who may write, read and reuse a slot, whoever crashes).
+
+pub mod record;
+pub mod slots;

@@ -1,0 +1,26 @@
+//! What is stored, as kvtier sees it: named bytes.
+
+/// Names one stored record. Equal names mean interchangeable bytes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub struct RecordName {
+    /// Block key: the content, tokens and all before them.
+    pub key: [u8; 32],
+    /// Encoding tag: how the content is written down. Opaque.
+    pub tag: [u8; 16],
+    /// Which part of the block's state it is; engines number their KV groups. Opaque.
+    pub group: u32,
+}
+
+/// A record without its payload.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct Record {
+    pub name: RecordName,
+    /// Block key of the block before, or the engine's seed.
+    pub parent: [u8; 32],
+    /// Tokens of the block.
+    pub tokens: u32,
+    /// Payload, bytes.
+    pub length: u64,
+    /// XXH3-64 of the payload; means nothing before the record is sealed.
+    pub xxh3: u64,
+}
