@@ -1,0 +1,267 @@
+use std::{
+    ffi::c_void,
+    io,
+    os::fd::{AsFd, BorrowedFd, OwnedFd},
+    ptr::NonNull,
+    sync::atomic::{Ordering, fence},
+};
+
+use rustix::{
+    fs::{
+        FallocateFlags, MemfdFlags, SealFlags, fallocate, fcntl_add_seals, fcntl_get_seals, fstat,
+    },
+    io::Errno,
+    mm::{self, Advice, MapFlags, ProtFlags},
+};
+
+use crate::EXTENT_BYTES;
+
+/// Its size can never change, so no access behind its end (SIGBUS) can come of a peer that cuts it off.
+const SIZE_SEALS: SealFlags = SealFlags::SHRINK.union(SealFlags::GROW);
+
+/// Why shared memory could not be made or taken over.
+#[derive(Debug, thiserror::Error)]
+pub enum MemfdError {
+    #[error("shared memory of {bytes} bytes: cannot {operation}")]
+    Create {
+        bytes: usize,
+        operation: &'static str,
+        source: io::Error,
+    },
+    #[error("shared memory that was handed over: cannot {operation}")]
+    TakeOver {
+        operation: &'static str,
+        source: io::Error,
+    },
+    #[error("what was handed over as shared memory can change its size")]
+    NotSealed,
+    #[error("what was handed over as shared memory is empty")]
+    Empty,
+}
+
+/// The pages that a [`Memfd`] got.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Pages {
+    /// Of 2 MiB, from the machine's reserve (`vm.nr_hugepages`).
+    pub huge: bool,
+    /// Not to be swapped out (`RLIMIT_MEMLOCK` allowed it).
+    pub locked: bool,
+}
+
+/// Memory that processes share by a file descriptor, mapped whole.
+///
+/// It lives as long as anybody holds the descriptor or a mapping. Others may write any byte at any
+/// moment, so it is only ever copied in and out, and what is copied out is checked by who wants to
+/// believe it.
+#[derive(Debug)]
+pub struct Memfd {
+    file: OwnedFd,
+    start: NonNull<c_void>,
+    len: usize,
+    pages: Pages,
+}
+
+// SAFETY: the mapping belongs to this value until Drop; its bytes are accessed by copies through raw
+// pointers alone, never by reference.
+unsafe impl Send for Memfd {}
+// SAFETY: as above; two threads that copy the same bytes race as two processes do, and what they get
+// is bytes that mean nothing before a checksum says so.
+unsafe impl Sync for Memfd {}
+
+impl Memfd {
+    /// At least `bytes` of zeroes, rounded up to whole extents, of fixed size. All of it is there and
+    /// charged to this process when the call returns. Huge pages and a lock in memory are tried for;
+    /// [`Memfd::pages`] tells.
+    ///
+    /// Errors: the kernel refuses. Of more memory than there is it mostly gives until its OOM killer
+    /// ends somebody, so whoever calls asks first what the machine has.
+    pub fn create(name: &str, bytes: usize) -> Result<Self, MemfdError> {
+        let failed = |operation| {
+            move |source: Errno| MemfdError::Create {
+                bytes,
+                operation,
+                source: source.into(),
+            }
+        };
+        let len = bytes
+            .max(1)
+            .checked_next_multiple_of(EXTENT_BYTES)
+            .ok_or_else(|| failed("round up")(Errno::OVERFLOW))?;
+        let allocate = |flags: MemfdFlags| -> Result<OwnedFd, MemfdError> {
+            let flags = MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING | flags;
+            let file = rustix::fs::memfd_create(name, flags).map_err(failed("make it"))?;
+            // Allocated here: a page that were missing later would be a SIGBUS at a write.
+            rustix::fs::ftruncate(&file, len as u64).map_err(failed("set its size"))?;
+            fallocate(&file, FallocateFlags::empty(), 0, len as u64).map_err(failed("fill it"))?;
+            fcntl_add_seals(&file, SIZE_SEALS | SealFlags::SEAL).map_err(failed("seal it"))?;
+            Ok(file)
+        };
+        // Most machines keep no huge pages; then ordinary ones do.
+        let (file, huge) = match allocate(MemfdFlags::HUGETLB | MemfdFlags::HUGE_2MB) {
+            Ok(file) => (file, true),
+            Err(_) => (allocate(MemfdFlags::empty())?, false),
+        };
+        let start = map(&file, len).map_err(failed("map it"))?;
+        Ok(Self::with(file, start, len, huge))
+    }
+
+    /// Takes over what [`Memfd::create`] made in another process, or in this one before a restart.
+    ///
+    /// Errors: it is empty, or its size is not sealed.
+    pub fn take_over(file: OwnedFd) -> Result<Self, MemfdError> {
+        let failed = |operation| {
+            move |source: Errno| MemfdError::TakeOver {
+                operation,
+                source: source.into(),
+            }
+        };
+        let seals = fcntl_get_seals(&file).map_err(failed("read its seals"))?;
+        if !seals.contains(SIZE_SEALS) {
+            return Err(MemfdError::NotSealed);
+        }
+        let stat = fstat(&file).map_err(failed("read its size"))?;
+        let len =
+            usize::try_from(stat.st_size).map_err(|_| failed("map as much")(Errno::OVERFLOW))?;
+        if len == 0 {
+            return Err(MemfdError::Empty);
+        }
+        let huge = stat.st_blksize as usize >= EXTENT_BYTES;
+        let start = map(&file, len).map_err(failed("map it"))?;
+        Ok(Self::with(file, start, len, huge))
+    }
+
+    fn with(file: OwnedFd, start: NonNull<c_void>, len: usize, huge: bool) -> Self {
+        // SAFETY: the range was just mapped. Advice and locking change no byte; refusals (kernel
+        // without them, limits) cost speed only.
+        let locked = unsafe {
+            if !huge {
+                let _ = mm::madvise(start.as_ptr(), len, Advice::LinuxHugepage);
+            }
+            let _ = mm::madvise(start.as_ptr(), len, Advice::LinuxPopulateWrite);
+            mm::mlock(start.as_ptr(), len).is_ok()
+        };
+        Self {
+            file,
+            start,
+            len,
+            pages: Pages { huge, locked },
+        }
+    }
+
+    /// Bytes.
+    pub fn len(&self) -> usize {
+        self.len
+    }
+
+    pub fn is_empty(&self) -> bool {
+        self.len == 0
+    }
+
+    pub fn pages(&self) -> Pages {
+        self.pages
+    }
+
+    /// Copies `bytes` to `offset`. What was copied in before is visible to others before this is.
+    ///
+    /// Panics: the range lies outside.
+    pub fn copy_in(&self, offset: usize, bytes: &[u8]) {
+        self.check(offset, bytes.len());
+        fence(Ordering::Release);
+        // SAFETY: the range lies inside the mapping, and `bytes`, a reference, cannot lie in it.
+        unsafe {
+            let to = self.start.as_ptr().cast::<u8>().add(offset);
+            std::ptr::copy_nonoverlapping(bytes.as_ptr(), to, bytes.len());
+        }
+        fence(Ordering::Release);
+    }
+
+    /// Copies from `offset` into `bytes`. What is copied out later is not older than this.
+    ///
+    /// Panics: the range lies outside.
+    pub fn copy_out(&self, offset: usize, bytes: &mut [u8]) {
+        self.check(offset, bytes.len());
+        fence(Ordering::Acquire);
+        // SAFETY: the range lies inside the mapping, and `bytes`, a reference, cannot lie in it.
+        unsafe {
+            let from = self.start.as_ptr().cast::<u8>().add(offset);
+            std::ptr::copy_nonoverlapping(from, bytes.as_mut_ptr(), bytes.len());
+        }
+        fence(Ordering::Acquire);
+    }
+
+    fn check(&self, offset: usize, len: usize) {
+        let inside = offset.checked_add(len).is_some_and(|end| end <= self.len);
+        assert!(inside, "{len} bytes at {offset} of {}", self.len);
+    }
+}
+
+fn map(file: &OwnedFd, len: usize) -> Result<NonNull<c_void>, Errno> {
+    let access = ProtFlags::READ | ProtFlags::WRITE;
+    // SAFETY: a fresh mapping chosen by the kernel aliases no Rust object; `file` is open, `len` > 0.
+    let start = unsafe { mm::mmap(std::ptr::null_mut(), len, access, MapFlags::SHARED, file, 0) }?;
+    NonNull::new(start).ok_or(Errno::NOMEM)
+}
+
+impl AsFd for Memfd {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.file.as_fd()
+    }
+}
+
+impl Drop for Memfd {
+    fn drop(&mut self) {
+        // SAFETY: the range was mapped by this value and nothing refers into it.
+        let unmapped = unsafe { mm::munmap(self.start.as_ptr(), self.len) };
+        debug_assert!(unmapped.is_ok(), "munmap of shared memory: {unmapped:?}");
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn out(memory: &Memfd, offset: usize) -> [u8; 3] {
+        let mut bytes = [0; 3];
+        memory.copy_out(offset, &mut bytes);
+        bytes
+    }
+
+    #[test]
+    fn two_mappings_of_one_descriptor_are_the_same_memory() {
+        let one = Memfd::create("test", EXTENT_BYTES + 1).unwrap();
+        assert_eq!(one.len(), 2 * EXTENT_BYTES);
+        let two = Memfd::take_over(one.as_fd().try_clone_to_owned().unwrap()).unwrap();
+        assert_eq!(two.pages().huge, one.pages().huge);
+        let last = one.len() - 3;
+        assert_eq!(out(&two, last), [0; 3]);
+        one.copy_in(last, b"abc");
+        drop(one);
+        assert_eq!(&out(&two, last), b"abc");
+    }
+
+    #[test]
+    fn its_size_is_fixed() {
+        let memory = Memfd::create("test", 1).unwrap();
+        for size in [0, 2 * memory.len() as u64] {
+            assert_eq!(rustix::fs::ftruncate(&memory, size), Err(Errno::PERM));
+        }
+    }
+
+    #[test]
+    fn what_can_be_cut_off_is_not_taken_over() {
+        let flags = MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING;
+        let file = rustix::fs::memfd_create("test", flags).unwrap();
+        rustix::fs::ftruncate(&file, 4096).unwrap();
+        assert!(matches!(Memfd::take_over(file), Err(MemfdError::NotSealed)));
+        let plain = tempfile::tempfile().unwrap();
+        assert!(Memfd::take_over(plain.into()).is_err());
+    }
+
+    #[test]
+    #[should_panic(expected = "4 bytes at 2097149")]
+    fn a_range_outside_is_a_fault_of_ours() {
+        Memfd::create("test", 1)
+            .unwrap()
+            .copy_out(EXTENT_BYTES - 3, &mut [0; 4]);
+    }
+}
