@@ -1,0 +1,222 @@
+//! Segment files in a directory, or whatever stands in for it in a test.
+
+use std::{
+    collections::HashMap,
+    fs::{self, DirBuilder, File, OpenOptions, Permissions},
+    io,
+    os::unix::fs::{DirBuilderExt, FileExt, OpenOptionsExt, PermissionsExt},
+    path::{Path, PathBuf},
+};
+
+use rustix::fs::{FlockOperation, OFlags, flock};
+
+/// Numbered files that are written at their end and read anywhere. Offsets, lengths and buffers are
+/// multiples of [`BLOCK_BYTES`](super::segment::BLOCK_BYTES), buffers lie at one in memory too.
+pub trait Disk: Send {
+    /// Numbers of all segments, in no order.
+    fn list(&mut self) -> io::Result<Vec<u64>>;
+
+    /// Makes a new, empty segment. Errors: there is one of this number.
+    fn create(&mut self, segment: u64) -> io::Result<()>;
+
+    /// Bytes of a segment.
+    fn len(&mut self, segment: u64) -> io::Result<u64>;
+
+    fn write(&mut self, segment: u64, offset: u64, bytes: &[u8]) -> io::Result<()>;
+
+    /// Errors: `UnexpectedEof` when the segment ends before.
+    fn read(&mut self, segment: u64, offset: u64, bytes: &mut [u8]) -> io::Result<()>;
+
+    /// Makes durable what was written to a segment, and that it is there.
+    fn sync(&mut self, segment: u64) -> io::Result<()>;
+
+    fn remove(&mut self, segment: u64) -> io::Result<()>;
+}
+
+/// A local directory of this user's alone (0700, files 0600), used by one process at a time.
+#[derive(Debug)]
+pub struct LocalDisk {
+    directory: PathBuf,
+    open: HashMap<u64, File>,
+    /// The page cache would hold KV a second time; file systems that cannot do without it are used
+    /// with it.
+    direct: bool,
+    _lock: File,
+}
+
+impl LocalDisk {
+    /// Opens `directory`, which is made if it is missing.
+    ///
+    /// Errors: it cannot be made or closed to others, or another process uses it (`WouldBlock`).
+    pub fn open(directory: &Path) -> io::Result<Self> {
+        DirBuilder::new()
+            .recursive(true)
+            .mode(0o700)
+            .create(directory)?;
+        if fs::metadata(directory)?.permissions().mode() & 0o077 != 0 {
+            fs::set_permissions(directory, Permissions::from_mode(0o700))?;
+        }
+        // The directory itself, so that one on a read-only file system can be read.
+        let lock = File::open(directory)?;
+        flock(&lock, FlockOperation::NonBlockingLockExclusive)?;
+        Ok(Self {
+            directory: directory.to_owned(),
+            open: HashMap::new(),
+            direct: true,
+            _lock: lock,
+        })
+    }
+
+    fn path(&self, segment: u64) -> PathBuf {
+        self.directory.join(format!("{segment:016x}.seg"))
+    }
+
+    fn open_file(&self, segment: u64, new: bool) -> io::Result<File> {
+        let with = |flags: OFlags, write: bool| {
+            OpenOptions::new()
+                .read(true)
+                .write(write)
+                .create_new(new)
+                .mode(0o600)
+                .custom_flags(flags.bits().cast_signed())
+                .open(self.path(segment))
+        };
+        let direct = if self.direct {
+            OFlags::DIRECT
+        } else {
+            OFlags::empty()
+        };
+        match with(direct, new) {
+            // A refusal comes after the file was made.
+            Err(error) if is_invalid(&error) && self.direct => OpenOptions::new()
+                .read(true)
+                .write(new)
+                .create(new)
+                .truncate(false)
+                .mode(0o600)
+                .open(self.path(segment)),
+            other => other,
+        }
+    }
+
+    fn file(&mut self, segment: u64) -> io::Result<&File> {
+        if !self.open.contains_key(&segment) {
+            let file = self.open_file(segment, false)?;
+            self.open.insert(segment, file);
+        }
+        self.open
+            .get(&segment)
+            .ok_or_else(|| io::ErrorKind::NotFound.into())
+    }
+
+    /// Goes on through the page cache after a file system that opened for O_DIRECT and then would not.
+    fn reopen_buffered(&mut self, segment: u64) -> io::Result<()> {
+        self.direct = false;
+        let file = OpenOptions::new()
+            .read(true)
+            .write(true)
+            .open(self.path(segment))?;
+        self.open.insert(segment, file);
+        Ok(())
+    }
+}
+
+fn is_invalid(error: &io::Error) -> bool {
+    error.kind() == io::ErrorKind::InvalidInput
+}
+
+impl Disk for LocalDisk {
+    fn list(&mut self) -> io::Result<Vec<u64>> {
+        let mut found = Vec::new();
+        for entry in fs::read_dir(&self.directory)? {
+            let name = entry?.file_name();
+            let number = name.to_str().and_then(|name| name.strip_suffix(".seg"));
+            found.extend(number.and_then(|number| u64::from_str_radix(number, 16).ok()));
+        }
+        Ok(found)
+    }
+
+    fn create(&mut self, segment: u64) -> io::Result<()> {
+        let file = self.open_file(segment, true)?;
+        self.open.insert(segment, file);
+        Ok(())
+    }
+
+    fn len(&mut self, segment: u64) -> io::Result<u64> {
+        Ok(self.file(segment)?.metadata()?.len())
+    }
+
+    fn write(&mut self, segment: u64, offset: u64, bytes: &[u8]) -> io::Result<()> {
+        match self.file(segment)?.write_all_at(bytes, offset) {
+            Err(error) if is_invalid(&error) && self.direct => {
+                self.reopen_buffered(segment)?;
+                self.file(segment)?.write_all_at(bytes, offset)
+            }
+            other => other,
+        }
+    }
+
+    fn read(&mut self, segment: u64, offset: u64, bytes: &mut [u8]) -> io::Result<()> {
+        self.file(segment)?.read_exact_at(bytes, offset)
+    }
+
+    fn sync(&mut self, segment: u64) -> io::Result<()> {
+        self.file(segment)?.sync_data()?;
+        File::open(&self.directory)?.sync_all()
+    }
+
+    fn remove(&mut self, segment: u64) -> io::Result<()> {
+        self.open.remove(&segment);
+        fs::remove_file(self.path(segment))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::mirror::aligned::Aligned;
+
+    fn mode(path: &Path) -> u32 {
+        fs::metadata(path).unwrap().permissions().mode() & 0o777
+    }
+
+    #[test]
+    fn files_are_the_users_alone_and_one_process_has_them() {
+        let temp = tempfile::tempdir().unwrap();
+        let directory = temp.path().join("mirror");
+        fs::create_dir(&directory).unwrap();
+        fs::set_permissions(&directory, Permissions::from_mode(0o755)).unwrap();
+        let mut disk = LocalDisk::open(&directory).unwrap();
+        disk.create(0x1f).unwrap();
+        assert_eq!(mode(&directory), 0o700);
+        assert_eq!(mode(&directory.join("000000000000001f.seg")), 0o600);
+        let second = LocalDisk::open(&directory).unwrap_err();
+        assert_eq!(second.kind(), io::ErrorKind::WouldBlock);
+        assert!(disk.create(0x1f).is_err());
+        fs::write(directory.join("notes.txt"), "").unwrap();
+        assert_eq!(disk.list().unwrap(), [0x1f]);
+        drop(disk);
+        LocalDisk::open(&directory).unwrap();
+    }
+
+    #[test]
+    fn what_is_written_is_read_by_the_next_process() {
+        let temp = tempfile::tempdir().unwrap();
+        let mut disk = LocalDisk::open(temp.path()).unwrap();
+        let mut block = Aligned::new(8192);
+        block.bytes_mut()[5000] = 7;
+        disk.create(1).unwrap();
+        disk.write(1, 0, block.bytes()).unwrap();
+        disk.sync(1).unwrap();
+        drop(disk);
+        let mut disk = LocalDisk::open(temp.path()).unwrap();
+        assert_eq!(disk.len(1).unwrap(), 8192);
+        let mut found = Aligned::new(4096);
+        disk.read(1, 4096, found.bytes_mut()).unwrap();
+        assert_eq!(found.bytes()[5000 - 4096], 7);
+        let past = disk.read(1, 8192, found.bytes_mut()).unwrap_err();
+        assert_eq!(past.kind(), io::ErrorKind::UnexpectedEof);
+        disk.remove(1).unwrap();
+        assert!(disk.list().unwrap().is_empty());
+    }
+}
