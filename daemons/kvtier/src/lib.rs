@@ -1,10 +1,11 @@
 //! kvtier: KV blocks of the engines in host RAM, beyond the life of the process that computed them.
 //!
 //! It keeps opaque bytes under the names that engines give them and knows of no model. Read on in
-//! `slots` (who may write, read and reuse a slot, whoever crashes), `arena` (the memory they lie in) and
-//! `mirror` (the disk).
+//! `slots` (who may write, read and reuse a slot, whoever crashes), `arena` (the memory they lie in),
+//! `mirror` (the disk) and `worth` (what makes room for what).
 
 pub mod arena;
 pub mod mirror;
 pub mod record;
 pub mod slots;
+pub mod worth;
