@@ -245,6 +245,7 @@ mod tests {
             },
             parent: [0; 32],
             tokens: 64,
+            saved_us: 1000,
             length: payload.len() as u64,
             xxh3: xxh3_64(payload),
         }

@@ -2,10 +2,11 @@
 //!
 //! It keeps opaque bytes under the names that engines give them and knows of no model. Read on in
 //! `slots` (who may write, read and reuse a slot, whoever crashes), `arena` (the memory they lie in),
-//! `mirror` (the disk) and `worth` (what makes room for what).
+//! `mirror` (the disk), `worth` (what makes room for what) and `tier` (how they work together).
 
 pub mod arena;
 pub mod mirror;
 pub mod record;
 pub mod slots;
+pub mod tier;
 pub mod worth;

@@ -7,7 +7,7 @@ mod aligned;
 pub mod disk;
 pub mod endurance;
 #[cfg(test)]
-mod fault;
+pub(crate) mod fault;
 pub mod segment;
 pub mod store;
 pub mod writer;

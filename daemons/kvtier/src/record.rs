@@ -19,6 +19,8 @@ pub struct Record {
     pub parent: [u8; 32],
     /// Tokens of the block.
     pub tokens: u32,
+    /// Prefill time that a reuse saves, microseconds; the engine's estimate.
+    pub saved_us: u32,
     /// Payload, bytes.
     pub length: u64,
     /// XXH3-64 of the payload; means nothing before the record is sealed.

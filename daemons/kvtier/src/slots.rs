@@ -169,6 +169,7 @@ const NO_RECORD: Record = Record {
     },
     parent: [0; 32],
     tokens: 0,
+    saved_us: 0,
     length: 0,
     xxh3: 0,
 };
@@ -492,7 +493,10 @@ impl SlotTable {
         })
     }
 
-    fn check_session(&self, session: Session) -> Result<(), Refused> {
+    /// Whether the session is its engine's present one.
+    ///
+    /// Errors: `NotAttached`.
+    pub fn check_session(&self, session: Session) -> Result<(), Refused> {
         match self.sessions.get(&session.engine) == Some(&session.number) {
             true => Ok(()),
             false => Err(Refused::NotAttached),

@@ -21,7 +21,6 @@ pub const SLOT_HEADER_BYTES: usize = 128;
 pub const SLOT_HEADERS_AT: usize = 4096;
 
 const ARENA_MAGIC: [u8; 8] = *b"VTRLARNA";
-const SLOT_MAGIC: [u8; 4] = *b"SLOT";
 
 /// Names one arena, so that what was handed out of another is not taken for it.
 pub type ArenaId = [u8; 16];
@@ -79,10 +78,11 @@ pub fn encode_slot(id: &ArenaId, slot: SlotIndex, header: &SlotHeader) -> [u8; S
         name,
         parent,
         tokens,
+        saved_us,
         length,
         xxh3,
     } = &header.record;
-    put(&mut bytes, 0, &SLOT_MAGIC);
+    put(&mut bytes, 0, &saved_us.to_le_bytes());
     put(&mut bytes, 4, &u32::to_le_bytes(state));
     put(&mut bytes, 8, &header.stamp.epoch.to_le_bytes());
     put(&mut bytes, 12, &header.stamp.generation.to_le_bytes());
@@ -132,6 +132,7 @@ pub fn decode_slot(
             },
             parent: take(bytes, 96),
             tokens: number(24),
+            saved_us: number(0),
             length: u64::from_le_bytes(take(bytes, 32)),
             xxh3: u64::from_le_bytes(take(bytes, 40)),
         },
@@ -173,10 +174,10 @@ mod tests {
             Just(State::Dropped),
         ];
         let names = any::<([u8; 32], [u8; 16], u32, [u8; 32])>();
-        let numbers = any::<(u32, u32, u32, u64, u64)>();
+        let numbers = any::<(u32, u32, u32, u32, u64, u64)>();
         (state, names, numbers).prop_map(|(state, names, numbers)| {
             let (key, tag, group, parent) = names;
-            let (epoch, generation, tokens, length, xxh3) = numbers;
+            let (epoch, generation, tokens, saved_us, length, xxh3) = numbers;
             SlotHeader {
                 state,
                 stamp: Stamp { epoch, generation },
@@ -184,6 +185,7 @@ mod tests {
                     name: RecordName { key, tag, group },
                     parent,
                     tokens,
+                    saved_us,
                     length,
                     xxh3,
                 },
@@ -207,14 +209,14 @@ mod tests {
                 },
                 parent: [0xee; 32],
                 tokens: 64,
+                saved_us: 0x0708,
                 length: 0x1234,
                 xxh3: 0x5678,
             },
         };
         let bytes = encode_slot(&ID, 7, &header);
         let head = [
-            b'S', b'L', b'O', b'T', 2, 0, 0, 0, 3, 0, 0, 0, 2, 1, 0, 0, 0x0b, 0x0a, 0, 0, 5, 0, 0,
-            0, 64,
+            8, 7, 0, 0, 2, 0, 0, 0, 3, 0, 0, 0, 2, 1, 0, 0, 0x0b, 0x0a, 0, 0, 5, 0, 0, 0, 64,
         ];
         assert_eq!(bytes[..25], head);
         assert_eq!(bytes[32..34], [0x34, 0x12]);

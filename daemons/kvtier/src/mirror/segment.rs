@@ -24,6 +24,7 @@ pub fn encode_header(segment: u64, record: &Record) -> [u8; BLOCK_BYTES] {
         name,
         parent,
         tokens,
+        saved_us,
         length,
         xxh3,
     } = record;
@@ -40,7 +41,7 @@ pub fn encode_header(segment: u64, record: &Record) -> [u8; BLOCK_BYTES] {
     put(&length.to_le_bytes());
     put(&xxh3.to_le_bytes());
     put(&tokens.to_le_bytes());
-    put(&[0; 4]);
+    put(&saved_us.to_le_bytes());
     put(&name.tag);
     put(&name.key);
     put(parent);
@@ -59,6 +60,7 @@ pub fn decode_header(segment: u64, block: &[u8; BLOCK_BYTES]) -> Option<Record> 
         },
         parent: field(block, 96),
         tokens: u32::from_le_bytes(field(block, 40)),
+        saved_us: u32::from_le_bytes(field(block, 44)),
         length: u64::from_le_bytes(field(block, 24)),
         xxh3: u64::from_le_bytes(field(block, 32)),
     };
@@ -80,17 +82,20 @@ mod tests {
 
     fn any_record() -> impl Strategy<Value = Record> {
         let names = any::<([u8; 32], [u8; 16], u32, [u8; 32])>();
-        (names, any::<(u32, u64, u64)>()).prop_map(|(names, (tokens, length, xxh3))| Record {
-            name: RecordName {
-                key: names.0,
-                tag: names.1,
-                group: names.2,
+        (names, any::<(u32, u32, u64, u64)>()).prop_map(
+            |(names, (tokens, saved_us, length, xxh3))| Record {
+                name: RecordName {
+                    key: names.0,
+                    tag: names.1,
+                    group: names.2,
+                },
+                parent: names.3,
+                tokens,
+                saved_us,
+                length,
+                xxh3,
             },
-            parent: names.3,
-            tokens,
-            length,
-            xxh3,
-        })
+        )
     }
 
     #[test]
@@ -103,12 +108,13 @@ mod tests {
             },
             parent: [0xee; 32],
             tokens: 64,
+            saved_us: 0x0708,
             length: 0x1234,
             xxh3: 0x5678,
         };
         let block = encode_header(9, &record);
         assert_eq!(&block[..16], b"VTRLKVRC\x01\0\0\0\x05\0\0\0");
-        let numbers = [9, 0, 0x34, 0x12, 0x78, 0x56, 64, 0];
+        let numbers = [9, 0, 0x34, 0x12, 0x78, 0x56, 64, 8];
         assert_eq!(
             [16, 17, 24, 25, 32, 33, 40, 44].map(|at| block[at]),
             numbers

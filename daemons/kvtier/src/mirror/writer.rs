@@ -439,6 +439,7 @@ mod tests {
             name,
             parent: [0; 32],
             tokens: 64,
+            saved_us: 1000,
             length: 5000,
             xxh3: xxh3_64(&payload),
         };

@@ -76,6 +76,7 @@ fn put<D: Disk>(store: &mut SegmentStore<D>, key: u16, bytes: usize) -> Result<(
         name: name(key),
         parent: [3; 32],
         tokens: 64,
+        saved_us: 1000,
         length: payload.len() as u64,
         xxh3: xxh3_64(&payload),
     };
@@ -181,7 +182,7 @@ fn a_flipped_bit_costs_its_record_and_no_other() {
         ("length, high byte", 31),
         ("xxh3", 32),
         ("tokens", 40),
-        ("reserved", 44),
+        ("saved_us", 44),
         ("tag", 48),
         ("key", 64),
         ("parent", 96),

@@ -1,0 +1,476 @@
+//! The tier as a whole: slots, their memory and the mirror, behind one lock that is held for bookkeeping
+//! and for copies of one payload, never for a disk.
+//!
+//! ```text
+//! engine ── reserve ──▶ writes the slot ── seal ──▶ arena ──── spill ────▶ mirror
+//!        ◀───────────── lookup: pinned ──────────────┘  ▲                    │
+//!        ◀───────────── load:   pinned ─────────────────└────────────────────┘
+//! ```
+//! Changed slot headers are written before the lock is given back, so nobody hears of a change that a
+//! crash would forget.
+
+use std::{
+    collections::HashMap,
+    sync::{Arc, Mutex, MutexGuard, PoisonError},
+};
+
+use crate::{
+    arena::{Arena, layout::ArenaId},
+    mirror::writer::{Mirror, MirrorStats},
+    record::{Record, RecordName},
+    slots::{Attached, Caller, EngineId, Refused, Session, SlotIndex, SlotTable, State, Ticket},
+    worth::{Candidate, Origin, ReuseModel, Use, plan_eviction},
+};
+
+/// A record that an engine wants to store.
+#[derive(Clone, Copy, Debug)]
+pub struct Offer {
+    pub record: Record,
+    pub origin: Origin,
+}
+
+/// Where a lookup found a record.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Found {
+    /// In the arena, and pinned.
+    Arena(Ticket, Record),
+    /// On the mirror; [`Tier::load`] brings it.
+    Mirror,
+    Nowhere,
+}
+
+/// Why a record gets no slot.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum Declined {
+    #[error(transparent)]
+    Refused(#[from] Refused),
+    #[error("the record is not worth the room of any that is stored")]
+    NotWorth,
+}
+
+/// What there is of the tier.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct TierStats {
+    pub slots: u64,
+    pub slots_free: u64,
+    /// Slots of engines from before that have not come back.
+    pub slots_quarantined: u64,
+    /// Records found in the arena, on the mirror, and not at all.
+    pub found_arena: u64,
+    pub found_mirror: u64,
+    pub found_nowhere: u64,
+    pub evicted: u64,
+    pub not_worth: u64,
+    /// Payloads that were not what had been sealed.
+    pub damaged: u64,
+    pub mirror: Option<MirrorStats>,
+}
+
+/// Told once: the record's slot, pinned; None when the record could not be brought.
+pub type Brought = Box<dyn FnOnce(Option<(Ticket, Record)>) + Send>;
+
+/// The KV tier. Every call answers at once.
+#[derive(Debug)]
+pub struct Tier {
+    arena: Arena,
+    mirror: Option<Mirror>,
+    books: Mutex<Books>,
+}
+
+#[derive(Debug)]
+struct Books {
+    table: SlotTable,
+    model: ReuseModel,
+    /// Of each slot that holds something.
+    kept: HashMap<SlotIndex, Kept>,
+    /// How many stored records build upon a block.
+    children: HashMap<[u8; 32], u32>,
+    stats: TierStats,
+}
+
+#[derive(Clone, Copy, Debug)]
+struct Kept {
+    of: Use,
+    parent: [u8; 32],
+}
+
+impl Tier {
+    /// The tier over `arena`, new or found again: what is sealed in it is there.
+    pub fn new(arena: Arena, mirror: Option<Mirror>) -> Self {
+        let is_mirrored =
+            |name: &RecordName| mirror.as_ref().is_some_and(|mirror| mirror.holds(name));
+        let table = SlotTable::recover(
+            arena.slot_bytes(),
+            arena.epoch(),
+            arena.headers(),
+            is_mirrored,
+        );
+        let mut books = Books {
+            table,
+            model: ReuseModel::default(),
+            kept: HashMap::new(),
+            children: HashMap::new(),
+            stats: TierStats::default(),
+        };
+        for slot in 0..arena.slots() {
+            let header = *books.table.header(slot);
+            if header.state != State::Free {
+                // Where it came from is not written down; it was worth keeping.
+                let offer = Offer {
+                    record: header.record,
+                    origin: Origin::Session,
+                };
+                books.enter(slot, &offer, arena.slot_bytes());
+            }
+        }
+        let tier = Self {
+            arena,
+            mirror,
+            books: Mutex::new(books),
+        };
+        tier.write_changed(&mut tier.books());
+        tier
+    }
+
+    pub fn arena(&self) -> &Arena {
+        &self.arena
+    }
+
+    /// Engines of an earlier run whose end must be watched; see [`SlotTable::quarantined`].
+    pub fn quarantined(&self) -> Vec<EngineId> {
+        self.books().table.quarantined().into_iter().collect()
+    }
+
+    /// See [`SlotTable::attach`]; what an engine holds of another arena counts for nothing.
+    pub fn attach(
+        &self,
+        engine: EngineId,
+        arena: ArenaId,
+        holds: &[Ticket],
+    ) -> Result<Attached, Refused> {
+        let holds = if arena == self.arena.id() { holds } else { &[] };
+        self.change(|books| books.table.attach(engine, holds))
+    }
+
+    /// See [`SlotTable::engine_dead`].
+    pub fn engine_dead(&self, engine: EngineId, session: Option<Session>) {
+        self.change(|books| books.table.engine_dead(engine, session));
+    }
+
+    /// A slot to write a record to, taken from what is worth less where none is free.
+    pub fn reserve(&self, session: Session, offer: &Offer) -> Result<Ticket, Declined> {
+        self.change(|books| books.place(Caller::Session(session), offer, self.arena.slot_bytes()))
+    }
+
+    /// See [`SlotTable::seal`].
+    pub fn seal(
+        &self,
+        session: Session,
+        ticket: Ticket,
+        length: u64,
+        xxh3: u64,
+    ) -> Result<(), Refused> {
+        self.change(|books| {
+            books
+                .table
+                .seal(Caller::Session(session), ticket, length, xxh3)
+        })
+    }
+
+    /// See [`SlotTable::abandon`].
+    pub fn abandon(&self, session: Session, ticket: Ticket) -> Result<(), Refused> {
+        self.change(|books| books.table.abandon(Caller::Session(session), ticket))
+    }
+
+    /// Finds the records of a request, in its order, and pins those in the arena.
+    ///
+    /// Errors: the session has ended.
+    pub fn lookup(&self, session: Session, names: &[RecordName]) -> Result<Vec<Found>, Refused> {
+        self.change(|books| {
+            books.table.check_session(session)?;
+            books.model.tick();
+            names
+                .iter()
+                .map(|name| self.look(books, session, name))
+                .collect()
+        })
+    }
+
+    fn look(
+        &self,
+        books: &mut Books,
+        session: Session,
+        name: &RecordName,
+    ) -> Result<Found, Refused> {
+        if let Some(ticket) = books.table.pin(session, name)? {
+            books.stats.found_arena += 1;
+            books.reuse(ticket.slot);
+            return Ok(Found::Arena(ticket, books.table.header(ticket.slot).record));
+        }
+        let is_mirrored = self
+            .mirror
+            .as_ref()
+            .is_some_and(|mirror| mirror.holds(name));
+        let (count, found) = match is_mirrored {
+            true => (&mut books.stats.found_mirror, Found::Mirror),
+            false => (&mut books.stats.found_nowhere, Found::Nowhere),
+        };
+        *count += 1;
+        Ok(found)
+    }
+
+    /// See [`SlotTable::unpin`].
+    pub fn unpin(&self, session: Session, ticket: Ticket) -> Result<(), Refused> {
+        self.change(|books| books.table.unpin(session, ticket))
+    }
+
+    /// Brings a record from the mirror into the arena and pins it. `brought` is called by another
+    /// thread, or by this one when nothing comes of it.
+    pub fn load(self: &Arc<Self>, session: Session, offer: Offer, brought: Brought) {
+        let name = offer.record.name;
+        let (Some(mirror), tier) = (&self.mirror, Arc::clone(self)) else {
+            return brought(None);
+        };
+        // Held by both ways that it may be told: the mirror's thread, or here when that has no room.
+        let told = Arc::new(Mutex::new(Some(brought)));
+        let tell = Arc::clone(&told);
+        let loaded = Box::new(move |found: Option<(Record, Vec<u8>)>| {
+            let placed = found.and_then(|(record, payload)| {
+                tier.place_loaded(session, &Offer { record, ..offer }, &payload)
+            });
+            if let Some(brought) = lock(&tell).take() {
+                brought(placed);
+            }
+        });
+        if mirror.get(name, loaded).is_err()
+            && let Some(brought) = lock(&told).take()
+        {
+            brought(None);
+        }
+    }
+
+    fn place_loaded(
+        &self,
+        session: Session,
+        offer: &Offer,
+        payload: &[u8],
+    ) -> Option<(Ticket, Record)> {
+        let record = offer.record;
+        self.change(|books| {
+            let slot_bytes = self.arena.slot_bytes();
+            match books.place(Caller::Tier, offer, slot_bytes) {
+                Ok(ticket) => {
+                    // The header says Reserved before the first byte is written.
+                    self.write_changed(books);
+                    self.arena.write_payload(ticket.slot, payload);
+                    let sealed = books
+                        .table
+                        .seal(Caller::Tier, ticket, record.length, record.xxh3);
+                    sealed.ok()?;
+                    if books.table.begin_spill(ticket) {
+                        books.table.end_spill(ticket, true);
+                    }
+                }
+                // Another load was faster.
+                Err(Declined::Refused(Refused::Stored)) => {}
+                Err(_) => return None,
+            }
+            let ticket = books.table.pin(session, &record.name).ok()??;
+            books.reuse(ticket.slot);
+            Some((ticket, record))
+        })
+    }
+
+    /// Hands sealed records to the mirror, the ones worth most first, until its queue is full; how many.
+    pub fn spill(self: &Arc<Self>) -> usize {
+        let Some(mirror) = &self.mirror else { return 0 };
+        let mut spilled = 0;
+        // Listed once: what a mirror that is down gives back at once is not tried again in this round.
+        let sealed = self.books().sealed();
+        for ticket in sealed {
+            let Some((record, payload)) = self.begin_spill(ticket) else {
+                continue;
+            };
+            let tier = Arc::clone(self);
+            let stored = Box::new(move |stored| {
+                tier.change(|books| books.table.end_spill(ticket, stored));
+            });
+            if mirror.put(record, payload, stored).is_err() {
+                self.change(|books| books.table.end_spill(ticket, false));
+                break;
+            }
+            spilled += 1;
+        }
+        spilled
+    }
+
+    /// A record and its payload for the mirror, proven; a damaged one is discarded. None also when it
+    /// is not sealed any more.
+    fn begin_spill(&self, ticket: Ticket) -> Option<(Record, Vec<u8>)> {
+        let header = self.change(|books| {
+            let begun = books.table.begin_spill(ticket);
+            begun.then(|| *books.table.header(ticket.slot))
+        })?;
+        let payload = self.arena.read_payload(ticket.slot, &header);
+        if payload.is_none() {
+            self.change(|books| {
+                books.stats.damaged += 1;
+                books.table.discard(ticket);
+                books.table.end_spill(ticket, false);
+            });
+        }
+        Some((header.record, payload?))
+    }
+
+    /// Frees up to so many slots, of what is worth least; how many.
+    pub fn trim(&self, slots: usize) -> usize {
+        self.change(|books| (0..slots).take_while(|_| books.evict(None).is_ok()).count())
+    }
+
+    pub fn stats(&self) -> TierStats {
+        let books = self.books();
+        let quarantined = books.table.quarantined();
+        let of_quarantine = |slot: &SlotIndex| match books.table.header(*slot).state {
+            State::Reserved(crate::slots::Writer::Engine(engine)) => quarantined.contains(&engine),
+            _ => false,
+        };
+        TierStats {
+            slots: books.table.len() as u64,
+            slots_free: books.table.free_slots() as u64,
+            slots_quarantined: (0..self.arena.slots()).filter(of_quarantine).count() as u64,
+            mirror: self.mirror.as_ref().map(Mirror::stats),
+            ..books.stats.clone()
+        }
+    }
+
+    /// Does `change` and writes the headers that it changed before anybody else sees it.
+    fn change<R>(&self, change: impl FnOnce(&mut Books) -> R) -> R {
+        let mut books = self.books();
+        let outcome = change(&mut books);
+        self.write_changed(&mut books);
+        outcome
+    }
+
+    fn write_changed(&self, books: &mut Books) {
+        for slot in books.table.take_changed() {
+            self.arena.write_header(slot, books.table.header(slot));
+            if books.table.header(slot).state == State::Free {
+                books.leave(slot);
+            }
+        }
+    }
+
+    fn books(&self) -> MutexGuard<'_, Books> {
+        lock(&self.books)
+    }
+}
+
+impl Books {
+    /// Reserves a slot, if need be that of a record worth less.
+    fn place(
+        &mut self,
+        caller: Caller,
+        offer: &Offer,
+        slot_bytes: u64,
+    ) -> Result<Ticket, Declined> {
+        let ticket = match self.table.reserve(caller, offer.record) {
+            Err(Refused::Full) => {
+                let new = self.use_of(offer, slot_bytes);
+                self.evict(Some((&new, &offer.record.parent)))?;
+                self.table.reserve(caller, offer.record)?
+            }
+            other => other?,
+        };
+        self.enter(ticket.slot, offer, slot_bytes);
+        Ok(ticket)
+    }
+
+    /// Discards the record that is worth least: less than `new`, if there is one, and not what that
+    /// builds upon.
+    fn evict(&mut self, new: Option<(&Use, &[u8; 32])>) -> Result<(), Declined> {
+        let candidates = self.kept.iter().filter_map(|(&slot, kept)| {
+            let header = self.table.header(slot);
+            let key = header.record.name.key;
+            let is_wanted = new.is_some_and(|(_, parent)| *parent == key);
+            (header.state.is_readable() && self.table.is_unread(slot)).then_some(Candidate {
+                slot,
+                of: kept.of,
+                is_leaf: !is_wanted && !self.children.contains_key(&key),
+            })
+        });
+        let (slot, least) = plan_eviction(&self.model, candidates).ok_or(Refused::Full)?;
+        if let Some((new, _)) = new
+            && !self.model.admits(new, least)
+        {
+            self.stats.not_worth += 1;
+            return Err(Declined::NotWorth);
+        }
+        if let Some(kept) = self.kept.get(&slot) {
+            self.model.evicted(&kept.of);
+        }
+        let stamp = self.table.header(slot).stamp;
+        self.table.discard(Ticket { slot, stamp });
+        self.leave(slot);
+        self.stats.evicted += 1;
+        Ok(())
+    }
+
+    /// Records that are to be spilled, by what they are worth.
+    fn sealed(&self) -> Vec<Ticket> {
+        let is_sealed = |slot: SlotIndex| self.table.header(slot).state == State::Sealed;
+        let sealed = self.kept.iter().filter(|(slot, _)| is_sealed(**slot));
+        let mut worths: Vec<(f64, SlotIndex)> = sealed
+            .map(|(&slot, kept)| (self.model.worth(&kept.of), slot))
+            .collect();
+        worths.sort_unstable_by(|a, b| b.0.total_cmp(&a.0).then(a.1.cmp(&b.1)));
+        let ticket = |(_, slot): (f64, SlotIndex)| Ticket {
+            slot,
+            stamp: self.table.header(slot).stamp,
+        };
+        worths.into_iter().map(ticket).collect()
+    }
+
+    fn reuse(&mut self, slot: SlotIndex) {
+        if let Some(kept) = self.kept.get_mut(&slot) {
+            self.model.reused(&mut kept.of);
+        }
+    }
+
+    fn use_of(&self, offer: &Offer, slot_bytes: u64) -> Use {
+        Use {
+            origin: offer.origin,
+            hits: 0,
+            last: self.model.clock(),
+            saved_us: offer.record.saved_us.into(),
+            bytes: slot_bytes,
+        }
+    }
+
+    fn enter(&mut self, slot: SlotIndex, offer: &Offer, slot_bytes: u64) {
+        let kept = Kept {
+            of: self.use_of(offer, slot_bytes),
+            parent: offer.record.parent,
+        };
+        self.kept.insert(slot, kept);
+        *self.children.entry(kept.parent).or_default() += 1;
+    }
+
+    fn leave(&mut self, slot: SlotIndex) {
+        let Some(kept) = self.kept.remove(&slot) else {
+            return;
+        };
+        if let Some(count) = self.children.get_mut(&kept.parent) {
+            *count -= 1;
+            if *count == 0 {
+                self.children.remove(&kept.parent);
+            }
+        }
+    }
+}
+
+fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,242 @@
+use std::{
+    os::fd::{AsFd, OwnedFd},
+    path::Path,
+    sync::mpsc::sync_channel,
+    time::Duration,
+};
+
+use vitriol_testkit::eventually;
+use xxhash_rust::xxh3::xxh3_64;
+
+use super::*;
+use crate::mirror::{
+    StoreError,
+    disk::LocalDisk,
+    fault::{EIO, Faults, FaultyDisk},
+    store::SegmentStore,
+    writer::WriterConfig,
+};
+
+const SOON: Duration = Duration::from_secs(60);
+const ENGINE: EngineId = 7;
+const SLOT_BYTES: u64 = 1 << 20;
+
+/// Four slots.
+fn arena() -> Arena {
+    Arena::create([1; 16], 6 << 20, SLOT_BYTES).unwrap()
+}
+
+fn mirror(directory: &Path, faults: &Faults) -> Mirror {
+    let (directory, faults) = (directory.to_owned(), faults.clone());
+    let config = WriterConfig {
+        jobs_max: 8,
+        sync_after: Duration::from_millis(5),
+        retry_after: Duration::from_millis(5),
+    };
+    let open = Box::new(move || {
+        let disk = FaultyDisk {
+            inner: LocalDisk::open(&directory).map_err(StoreError::List)?,
+            faults: faults.clone(),
+        };
+        let store = SegmentStore::open(disk, 64 << 20)?;
+        Ok(Box::new(store) as Box<dyn crate::mirror::BlockStore>)
+    });
+    Mirror::start(config, open, None).unwrap()
+}
+
+fn payload(key: u8) -> Vec<u8> {
+    vec![key; 10_000 + usize::from(key)]
+}
+
+/// Block `key` of a chain of blocks 1, 2, 3, …
+fn offer(key: u8) -> Offer {
+    let payload = payload(key);
+    let name = RecordName {
+        key: [key; 32],
+        tag: [5; 16],
+        group: 0,
+    };
+    let record = Record {
+        name,
+        parent: [key - 1; 32],
+        tokens: 64,
+        saved_us: 1000,
+        length: payload.len() as u64,
+        xxh3: xxh3_64(&payload),
+    };
+    Offer {
+        record,
+        origin: Origin::Session,
+    }
+}
+
+fn attach(tier: &Tier) -> Session {
+    tier.attach(ENGINE, tier.arena().id(), &[]).unwrap().session
+}
+
+/// What an engine does to store block `key`.
+fn store(tier: &Tier, session: Session, key: u8) -> Result<Ticket, Declined> {
+    let offer = offer(key);
+    let ticket = tier.reserve(session, &offer)?;
+    tier.arena().write_payload(ticket.slot, &payload(key));
+    tier.seal(session, ticket, offer.record.length, offer.record.xxh3)?;
+    Ok(ticket)
+}
+
+/// Whether block `key` is in the arena and what was stored; its pin is given back.
+fn finds(tier: &Tier, session: Session, key: u8) -> bool {
+    match tier.lookup(session, &[offer(key).record.name]).unwrap()[0] {
+        Found::Arena(ticket, record) => {
+            let header = tier.arena().read_header(ticket.slot).unwrap();
+            let found = tier.arena().read_payload(ticket.slot, &header);
+            tier.unpin(session, ticket).unwrap();
+            record == offer(key).record && found == Some(payload(key))
+        }
+        _ => false,
+    }
+}
+
+fn load(tier: &Arc<Tier>, session: Session, key: u8) -> Option<Ticket> {
+    let (told, answer) = sync_channel(1);
+    let brought = Box::new(move |brought| told.send(brought).unwrap());
+    tier.load(session, offer(key), brought);
+    let (ticket, record) = answer.recv_timeout(SOON).unwrap()?;
+    assert_eq!(record, offer(key).record);
+    Some(ticket)
+}
+
+/// The memory as the service manager keeps it.
+fn kept(tier: &Tier) -> OwnedFd {
+    tier.arena().as_fd().try_clone_to_owned().unwrap()
+}
+
+#[test]
+fn what_was_sealed_outlives_kvtier_and_what_was_not_waits_for_its_engine() {
+    let tier = Tier::new(arena(), None);
+    let session = attach(&tier);
+    store(&tier, session, 1).unwrap();
+    let half = tier.reserve(session, &offer(2)).unwrap();
+    let (id, memory) = (tier.arena().id(), kept(&tier));
+    drop(tier);
+
+    let tier = Tier::new(Arena::take_over(memory).unwrap(), None);
+    assert_eq!(tier.quarantined(), [ENGINE]);
+    assert_eq!(tier.stats().slots_quarantined, 1);
+    assert_eq!(
+        tier.lookup(session, &[]),
+        Err(Refused::NotAttached),
+        "a session ends with kvtier"
+    );
+    // Another engine finds the block, and cannot have the slot that the first may be writing.
+    let other = tier.attach(ENGINE + 1, id, &[]).unwrap().session;
+    assert!(finds(&tier, other, 1));
+    assert_eq!(store(&tier, other, 2), Err(Refused::BeingWritten.into()));
+    // The first comes back and goes on where it was.
+    let attached = tier.attach(ENGINE, id, &[half]).unwrap();
+    assert_eq!(attached.kept, [half]);
+    let record = offer(2).record;
+    tier.arena().write_payload(half.slot, &payload(2));
+    tier.seal(attached.session, half, record.length, record.xxh3)
+        .unwrap();
+    assert!(finds(&tier, other, 2));
+}
+
+#[test]
+fn what_an_engine_holds_of_another_arena_is_not_its() {
+    let tier = Tier::new(arena(), None);
+    let session = attach(&tier);
+    let ticket = tier.reserve(session, &offer(1)).unwrap();
+    let attached = tier.attach(ENGINE, [9; 16], &[ticket]).unwrap();
+    assert_eq!(attached.kept, []);
+    assert_eq!(tier.stats().slots_free, 4);
+}
+
+#[test]
+fn what_was_spilled_is_brought_back_to_an_empty_arena() {
+    let temp = tempfile::tempdir().unwrap();
+    let faults = Faults::default();
+    let tier = Arc::new(Tier::new(arena(), Some(mirror(temp.path(), &faults))));
+    let session = attach(&tier);
+    for key in 1..=3 {
+        store(&tier, session, key).unwrap();
+    }
+    assert_eq!(tier.spill(), 3);
+    let stored = || tier.stats().mirror.filter(|mirror| mirror.stored == 3);
+    eventually(SOON, "three are stored", stored).unwrap();
+    assert_eq!(tier.spill(), 0, "each is written once");
+    // A slow callback may still hold the tier, and so the mirror's directory.
+    drop(tier);
+
+    let tier = Arc::new(Tier::new(arena(), Some(mirror(temp.path(), &faults))));
+    let session = attach(&tier);
+    let names: Vec<_> = [1, 2, 9].map(|key| offer(key).record.name).to_vec();
+    let found = || {
+        let found = tier.lookup(session, &names).unwrap();
+        (found == [Found::Mirror, Found::Mirror, Found::Nowhere]).then_some(())
+    };
+    eventually(SOON, "the mirror is read", found).unwrap();
+    let ticket = load(&tier, session, 2).unwrap();
+    tier.unpin(session, ticket).unwrap();
+    assert!(finds(&tier, session, 2));
+    assert!(load(&tier, session, 9).is_none());
+    // Brought twice, it is there once.
+    assert_eq!(load(&tier, session, 2), Some(ticket));
+    assert_eq!((tier.stats().slots_free, tier.spill()), (3, 0));
+}
+
+#[test]
+fn a_full_arena_makes_room_at_the_end_of_chains_and_never_of_what_is_read() {
+    let tier = Tier::new(arena(), None);
+    let session = attach(&tier);
+    for key in 1..=4 {
+        store(&tier, session, key).unwrap();
+    }
+    let pinned = match tier.lookup(session, &[offer(4).record.name]).unwrap()[0] {
+        Found::Arena(ticket, _) => ticket,
+        other => panic!("{other:?}"),
+    };
+    // 1 to 3 have what builds upon them, and 4 is being read.
+    assert_eq!(store(&tier, session, 9), Err(Refused::Full.into()));
+    tier.unpin(session, pinned).unwrap();
+    tier.lookup(session, &[]).unwrap();
+    store(&tier, session, 9).unwrap();
+    assert!(!finds(&tier, session, 4) && finds(&tier, session, 3) && finds(&tier, session, 9));
+    assert_eq!((tier.trim(2), tier.stats().slots_free), (2, 2));
+    assert_eq!(tier.stats().evicted, 3);
+}
+
+#[test]
+fn what_an_engine_overwrote_is_not_mirrored_but_discarded() {
+    let temp = tempfile::tempdir().unwrap();
+    let faults = Faults::default();
+    let tier = Arc::new(Tier::new(arena(), Some(mirror(temp.path(), &faults))));
+    let session = attach(&tier);
+    let ticket = store(&tier, session, 1).unwrap();
+    store(&tier, session, 2).unwrap();
+    tier.arena()
+        .write_payload(ticket.slot, b"not what was sealed");
+    assert_eq!(tier.spill(), 1);
+    assert_eq!(tier.stats().damaged, 1);
+    assert!(!finds(&tier, session, 1) && finds(&tier, session, 2));
+}
+
+#[test]
+fn a_failing_mirror_leaves_records_to_be_spilled_later() {
+    let temp = tempfile::tempdir().unwrap();
+    let faults = Faults::default();
+    let tier = Arc::new(Tier::new(arena(), Some(mirror(temp.path(), &faults))));
+    let session = attach(&tier);
+    store(&tier, session, 1).unwrap();
+    faults.write(Some(EIO));
+    assert_eq!(tier.spill(), 1);
+    let down = || tier.stats().mirror.and_then(|mirror| mirror.down);
+    eventually(SOON, "the mirror is down", down).unwrap();
+    assert!(finds(&tier, session, 1), "memory goes on");
+    faults.write(None);
+    let stored = || {
+        tier.spill();
+        tier.stats().mirror.filter(|mirror| mirror.stored == 1)
+    };
+    eventually(SOON, "it is stored", stored).unwrap();
+    assert_eq!(tier.stats().mirror.unwrap().down, None);
+}
