@@ -2,10 +2,14 @@
 //! can open, or the house's group where root set it up so, at places every process derives alike.
 
 mod connect;
+mod descriptor;
 mod dirs;
 mod listener;
+mod process;
 mod trust;
 
 pub use connect::connect;
+pub use descriptor::{receive_descriptor, send_descriptor};
 pub use dirs::{BaseDirs, DirsError, HouseDirs, create_private_dir};
 pub use listener::{BindError, Incoming, Listener};
+pub use process::{Process, is_gone};

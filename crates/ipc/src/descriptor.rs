@@ -1,0 +1,112 @@
+//! Handing a file descriptor to another process.
+
+use std::{
+    io::{self, IoSlice, IoSliceMut},
+    mem::MaybeUninit,
+    os::fd::{BorrowedFd, OwnedFd},
+};
+
+use rustix::net::{
+    RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, SendAncillaryBuffer,
+    SendAncillaryMessage, SendFlags, recvmsg, sendmsg,
+};
+use tokio::{io::Interest, net::UnixStream};
+
+/// Descriptors travel with a byte of data; this one.
+const MARK: u8 = b'F';
+
+/// Sends `descriptor` (SCM_RIGHTS) and one byte, which [`receive_descriptor`] takes. Cancel-safe: sent
+/// or not, never half.
+///
+/// Errors: the peer is gone.
+pub async fn send_descriptor(stream: &UnixStream, descriptor: BorrowedFd<'_>) -> io::Result<()> {
+    let descriptors = [descriptor];
+    let send = || {
+        let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(1))];
+        let mut ancillary = SendAncillaryBuffer::new(&mut space);
+        if !ancillary.push(SendAncillaryMessage::ScmRights(&descriptors)) {
+            return Err(io::Error::other("no room for one descriptor"));
+        }
+        let mark = [IoSlice::new(&[MARK])];
+        sendmsg(stream, &mark, &mut ancillary, SendFlags::NOSIGNAL)?;
+        Ok(())
+    };
+    stream.async_io(Interest::WRITABLE, send).await
+}
+
+/// Receives what [`send_descriptor`] sent. Cancel-safe.
+///
+/// Errors: `UnexpectedEof` when the peer closed instead; `InvalidData` when it sent something else,
+/// whose descriptors are closed.
+pub async fn receive_descriptor(stream: &UnixStream) -> io::Result<OwnedFd> {
+    let receive = || {
+        let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(1))];
+        let mut ancillary = RecvAncillaryBuffer::new(&mut space);
+        let mut mark = [0];
+        let flags = RecvFlags::CMSG_CLOEXEC;
+        let message = recvmsg(
+            stream,
+            &mut [IoSliceMut::new(&mut mark)],
+            &mut ancillary,
+            flags,
+        )?;
+        let mut descriptors = Vec::new();
+        for message in ancillary.drain() {
+            if let RecvAncillaryMessage::ScmRights(received) = message {
+                descriptors.extend(received);
+            }
+        }
+        match (message.bytes, mark, descriptors.pop()) {
+            (0, ..) => Err(io::ErrorKind::UnexpectedEof.into()),
+            (_, [MARK], Some(descriptor)) if descriptors.is_empty() => Ok(descriptor),
+            _ => Err(io::ErrorKind::InvalidData.into()),
+        }
+    };
+    stream.async_io(Interest::READABLE, receive).await
+}
+
+#[cfg(test)]
+mod tests {
+    use std::{
+        fs::File,
+        io::{Read, Seek, Write},
+        os::fd::AsFd,
+    };
+
+    use tokio::io::AsyncWriteExt;
+
+    use super::*;
+
+    #[tokio::test]
+    async fn a_descriptor_arrives_as_the_same_file() {
+        let (here, there) = UnixStream::pair().unwrap();
+        let mut file = tempfile::tempfile().unwrap();
+        file.write_all(b"shared").unwrap();
+        let (sent, received) = tokio::join!(
+            send_descriptor(&here, file.as_fd()),
+            receive_descriptor(&there)
+        );
+        sent.unwrap();
+        let mut received = File::from(received.unwrap());
+        received.rewind().unwrap();
+        let mut text = String::new();
+        received.read_to_string(&mut text).unwrap();
+        assert_eq!(text, "shared");
+    }
+
+    #[tokio::test]
+    async fn what_is_no_descriptor_is_refused() {
+        let (mut here, there) = UnixStream::pair().unwrap();
+        here.write_all(&[MARK]).await.unwrap();
+        let refused = receive_descriptor(&there).await.unwrap_err();
+        assert_eq!(refused.kind(), io::ErrorKind::InvalidData);
+        drop(here);
+        let closed = receive_descriptor(&there).await.unwrap_err();
+        assert_eq!(closed.kind(), io::ErrorKind::UnexpectedEof);
+        assert!(
+            send_descriptor(&there, std::io::stderr().as_fd())
+                .await
+                .is_err()
+        );
+    }
+}
