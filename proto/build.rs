@@ -3,8 +3,9 @@
 use prost::Message;
 use std::{env, path::PathBuf};
 
-const FILES: [&str; 3] = [
+const FILES: [&str; 4] = [
     "vitriol/engine/v1/engine.proto",
+    "vitriol/kvtier/v1/kvtier.proto",
     "vitriol/oom_shield/v1/oom_shield.proto",
     "vitriol/status/v1/status.proto",
 ];

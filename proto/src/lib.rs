@@ -10,6 +10,13 @@ pub mod engine {
     }
 }
 
+pub mod kvtier {
+    pub mod v1 {
+        #![allow(clippy::all, clippy::unwrap_used)]
+        tonic::include_proto!("vitriol.kvtier.v1");
+    }
+}
+
 pub mod oom_shield {
     pub mod v1 {
         #![allow(clippy::all, clippy::unwrap_used)]

@@ -2,11 +2,13 @@
 //!
 //! It keeps opaque bytes under the names that engines give them and knows of no model. Read on in
 //! `slots` (who may write, read and reuse a slot, whoever crashes), `arena` (the memory they lie in),
-//! `mirror` (the disk), `worth` (what makes room for what) and `tier` (how they work together).
+//! `mirror` (the disk), `worth` (what makes room for what) `tier` (how they work together) and `service`
+//! (what engines see of it).
 
 pub mod arena;
 pub mod mirror;
 pub mod record;
+pub mod service;
 pub mod slots;
 pub mod tier;
 pub mod worth;

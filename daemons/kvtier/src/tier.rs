@@ -226,8 +226,13 @@ impl Tier {
 
     /// Brings a record from the mirror into the arena and pins it. `brought` is called by another
     /// thread, or by this one when nothing comes of it.
-    pub fn load(self: &Arc<Self>, session: Session, offer: Offer, brought: Brought) {
-        let name = offer.record.name;
+    pub fn load(
+        self: &Arc<Self>,
+        session: Session,
+        name: RecordName,
+        origin: Origin,
+        brought: Brought,
+    ) {
         let (Some(mirror), tier) = (&self.mirror, Arc::clone(self)) else {
             return brought(None);
         };
@@ -236,7 +241,7 @@ impl Tier {
         let tell = Arc::clone(&told);
         let loaded = Box::new(move |found: Option<(Record, Vec<u8>)>| {
             let placed = found.and_then(|(record, payload)| {
-                tier.place_loaded(session, &Offer { record, ..offer }, &payload)
+                tier.place_loaded(session, &Offer { record, origin }, &payload)
             });
             if let Some(brought) = lock(&tell).take() {
                 brought(placed);

@@ -99,7 +99,7 @@ fn finds(tier: &Tier, session: Session, key: u8) -> bool {
 fn load(tier: &Arc<Tier>, session: Session, key: u8) -> Option<Ticket> {
     let (told, answer) = sync_channel(1);
     let brought = Box::new(move |brought| told.send(brought).unwrap());
-    tier.load(session, offer(key), brought);
+    tier.load(session, offer(key).record.name, Origin::Session, brought);
     let (ticket, record) = answer.recv_timeout(SOON).unwrap()?;
     assert_eq!(record, offer(key).record);
     Some(ticket)

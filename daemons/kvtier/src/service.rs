@@ -1,0 +1,223 @@
+//! `vitriol.kvtier.v1` over the tier, the socket that hands out the arena, and the watch over engines.
+
+mod arena_socket;
+mod engine_watch;
+mod wire;
+
+use std::sync::Arc;
+
+use tokio::sync::{Notify, oneshot};
+use tonic::{Request, Response, Status, transport::server::UdsConnectInfo};
+use vitriol_proto::kvtier::v1::{
+    AttachRequest, AttachResponse, Found as WireFound, LoadRequest, LoadResponse, LookupRequest,
+    LookupResponse, ReleaseRequest, ReleaseResponse, ReserveRequest, ReserveResponse, SealRequest,
+    SealResponse, StatsRequest, StatsResponse, TrimRequest, TrimResponse, kv_tier_server,
+};
+
+use crate::{
+    slots::{EngineId, Refused, Session},
+    tier::{Found, Offer, Tier},
+};
+pub use arena_socket::{Tokens, serve_arena};
+use engine_watch::EngineWatch;
+
+/// Most names or records of one call.
+const NAMES_MAX: usize = 4096;
+
+/// Most records of one Load: each is read from a disk while the caller waits.
+const LOADS_MAX: usize = 64;
+
+/// The gRPC service.
+#[derive(Clone, Debug)]
+pub struct KvTierService {
+    tier: Arc<Tier>,
+    tokens: Arc<Tokens>,
+    engines: EngineWatch,
+    sealed: Arc<Notify>,
+}
+
+impl KvTierService {
+    /// The service of `tier`. Watches engines of an earlier run from now on; must be called inside a
+    /// tokio runtime. `sealed` is told when there is something to spill.
+    pub fn new(tier: Arc<Tier>, tokens: Arc<Tokens>, sealed: Arc<Notify>) -> Self {
+        let engines = EngineWatch::new(Arc::clone(&tier));
+        for engine in tier.quarantined() {
+            engines.watch_earlier(engine);
+        }
+        Self {
+            tier,
+            tokens,
+            engines,
+            sealed,
+        }
+    }
+
+    async fn load_one(
+        &self,
+        session: Session,
+        name: crate::record::RecordName,
+    ) -> Option<(crate::slots::Ticket, crate::record::Record)> {
+        let (told, brought) = oneshot::channel();
+        let brought_here = Box::new(move |found| {
+            // Who asked may be gone; its pin goes with its session.
+            let _ = told.send(found);
+        });
+        self.tier
+            .load(session, name, crate::worth::Origin::Session, brought_here);
+        brought.await.ok().flatten()
+    }
+}
+
+/// The process at the other end.
+fn engine_of<T>(request: &Request<T>) -> Result<EngineId, Status> {
+    let info = request.extensions().get::<UdsConnectInfo>();
+    let pid = info.and_then(|info| info.peer_cred?.pid());
+    pid.and_then(|pid| EngineId::try_from(pid).ok())
+        .filter(|&pid| pid > 1)
+        .ok_or_else(|| Status::permission_denied("the kernel does not say whose process calls"))
+}
+
+fn status(refused: Refused) -> Status {
+    match refused {
+        Refused::NotAttached => Status::failed_precondition(refused.to_string()),
+        Refused::Exhausted => Status::resource_exhausted(refused.to_string()),
+        _ => Status::invalid_argument(refused.to_string()),
+    }
+}
+
+fn check_count(what: &str, count: usize, most: usize) -> Result<(), Status> {
+    match count <= most {
+        true => Ok(()),
+        false => Err(Status::invalid_argument(format!(
+            "{count} {what}, {most} at most; split the call"
+        ))),
+    }
+}
+
+#[tonic::async_trait]
+impl kv_tier_server::KvTier for KvTierService {
+    async fn attach(
+        &self,
+        request: Request<AttachRequest>,
+    ) -> Result<Response<AttachResponse>, Status> {
+        let engine = engine_of(&request)?;
+        let request = request.into_inner();
+        check_count("reservations", request.holds.len(), NAMES_MAX)?;
+        let holds: Vec<_> = request.holds.iter().map(wire::ticket).collect();
+        let arena = self.tier.arena();
+        let asked = <[u8; 16]>::try_from(request.arena_id.as_slice()).unwrap_or_default();
+        let attached = self.engines.attach(engine, asked, &holds)?;
+        let token = self.tokens.issue()?;
+        Ok(Response::new(AttachResponse {
+            session: Some(wire::from_session(attached.session)),
+            arena_id: arena.id().to_vec(),
+            kept: attached.kept.into_iter().map(wire::from_ticket).collect(),
+            token: token.to_vec(),
+            slots: arena.slots(),
+            slot_bytes: arena.slot_bytes(),
+            payloads_at: arena.payloads_at(),
+        }))
+    }
+
+    async fn reserve(
+        &self,
+        request: Request<ReserveRequest>,
+    ) -> Result<Response<ReserveResponse>, Status> {
+        let engine = engine_of(&request)?;
+        let request = request.into_inner();
+        check_count("records", request.records.len(), NAMES_MAX)?;
+        let session = wire::session(engine, request.session)?;
+        let origin = wire::origin(request.origin());
+        let mut reserved = Vec::with_capacity(request.records.len());
+        for record in &request.records {
+            let record = wire::record(record)?;
+            let given = self.tier.reserve(session, &Offer { record, origin });
+            reserved.push(wire::from_reserved(given).map_err(status)?);
+        }
+        Ok(Response::new(ReserveResponse { reserved }))
+    }
+
+    async fn seal(&self, request: Request<SealRequest>) -> Result<Response<SealResponse>, Status> {
+        let engine = engine_of(&request)?;
+        let request = request.into_inner();
+        check_count("seals", request.sealed.len(), NAMES_MAX)?;
+        let session = wire::session(engine, request.session)?;
+        let mut sealed = Vec::with_capacity(request.sealed.len());
+        for seal in &request.sealed {
+            let ticket = wire::ticket(&seal.ticket.unwrap_or_default());
+            match self.tier.seal(session, ticket, seal.length, seal.xxh3) {
+                Err(refused @ Refused::NotAttached) => return Err(status(refused)),
+                other => sealed.push(other.is_ok()),
+            }
+        }
+        self.sealed.notify_one();
+        Ok(Response::new(SealResponse { sealed }))
+    }
+
+    async fn lookup(
+        &self,
+        request: Request<LookupRequest>,
+    ) -> Result<Response<LookupResponse>, Status> {
+        let engine = engine_of(&request)?;
+        let request = request.into_inner();
+        check_count("names", request.names.len(), NAMES_MAX)?;
+        let session = wire::session(engine, request.session)?;
+        let names: Vec<_> = request
+            .names
+            .iter()
+            .map(wire::name)
+            .collect::<Result<_, _>>()?;
+        let found = self.tier.lookup(session, &names).map_err(status)?;
+        let found = found.into_iter().map(wire::from_found).collect();
+        Ok(Response::new(LookupResponse { found }))
+    }
+
+    async fn load(&self, request: Request<LoadRequest>) -> Result<Response<LoadResponse>, Status> {
+        let engine = engine_of(&request)?;
+        let request = request.into_inner();
+        check_count("names", request.names.len(), LOADS_MAX)?;
+        let session = wire::session(engine, request.session)?;
+        let mut found: Vec<WireFound> = Vec::with_capacity(request.names.len());
+        for name in &request.names {
+            let brought = self.load_one(session, wire::name(name)?).await;
+            found.push(wire::from_found(match brought {
+                Some((ticket, record)) => Found::Arena(ticket, record),
+                None => Found::Nowhere,
+            }));
+        }
+        Ok(Response::new(LoadResponse { found }))
+    }
+
+    async fn release(
+        &self,
+        request: Request<ReleaseRequest>,
+    ) -> Result<Response<ReleaseResponse>, Status> {
+        let engine = engine_of(&request)?;
+        let request = request.into_inner();
+        check_count("pins", request.pins.len(), NAMES_MAX)?;
+        check_count("reservations", request.reservations.len(), NAMES_MAX)?;
+        let session = wire::session(engine, request.session)?;
+        for pin in request.pins.iter().map(wire::ticket) {
+            self.tier.unpin(session, pin).map_err(status)?;
+        }
+        for reservation in request.reservations.iter().map(wire::ticket) {
+            self.tier.abandon(session, reservation).map_err(status)?;
+        }
+        Ok(Response::new(ReleaseResponse {}))
+    }
+
+    async fn trim(&self, request: Request<TrimRequest>) -> Result<Response<TrimResponse>, Status> {
+        let slot_bytes = self.tier.arena().slot_bytes();
+        let wanted = request.into_inner().bytes.div_ceil(slot_bytes);
+        let slots = self
+            .tier
+            .trim(usize::try_from(wanted).unwrap_or(usize::MAX));
+        Ok(Response::new(TrimResponse {
+            bytes: slots as u64 * slot_bytes,
+        }))
+    }
+
+    async fn stats(&self, _: Request<StatsRequest>) -> Result<Response<StatsResponse>, Status> {
+        Ok(Response::new(wire::from_stats(self.tier.stats())))
+    }
+}

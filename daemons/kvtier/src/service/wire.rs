@@ -1,0 +1,138 @@
+//! Messages ↔ what they mean.
+
+use tonic::Status;
+use vitriol_proto::kvtier::v1 as proto;
+
+use crate::{
+    record::{Record, RecordName},
+    slots::{EngineId, Refused, Session, Stamp, Ticket},
+    tier::{Declined, Found, TierStats},
+    worth::Origin,
+};
+
+pub fn ticket(ticket: &proto::Ticket) -> Ticket {
+    Ticket {
+        slot: ticket.slot,
+        stamp: Stamp {
+            epoch: ticket.epoch,
+            generation: ticket.generation,
+        },
+    }
+}
+
+pub fn from_ticket(ticket: Ticket) -> proto::Ticket {
+    proto::Ticket {
+        slot: ticket.slot,
+        epoch: ticket.stamp.epoch,
+        generation: ticket.stamp.generation,
+    }
+}
+
+/// Errors: there is none.
+pub fn session(engine: EngineId, session: Option<proto::Session>) -> Result<Session, Status> {
+    let session = session.ok_or_else(|| Status::invalid_argument("no session; attach first"))?;
+    Ok(Session {
+        engine,
+        number: Stamp {
+            epoch: session.epoch,
+            generation: session.generation,
+        },
+    })
+}
+
+pub fn from_session(session: Session) -> proto::Session {
+    proto::Session {
+        epoch: session.number.epoch,
+        generation: session.number.generation,
+    }
+}
+
+/// Errors: a key of other than 32 bytes, a tag of other than 16.
+pub fn name(name: &proto::RecordName) -> Result<RecordName, Status> {
+    Ok(RecordName {
+        key: bytes("key", &name.key)?,
+        tag: bytes("tag", &name.tag)?,
+        group: name.group,
+    })
+}
+
+/// Errors: as of [`name`]; a parent of other than 32 bytes, no name.
+pub fn record(record: &proto::Record) -> Result<Record, Status> {
+    let named = record.name.as_ref();
+    Ok(Record {
+        name: name(named.ok_or_else(|| Status::invalid_argument("a record without a name"))?)?,
+        parent: bytes("parent", &record.parent)?,
+        tokens: record.tokens,
+        saved_us: record.saved_us,
+        length: record.length,
+        xxh3: record.xxh3,
+    })
+}
+
+fn bytes<const N: usize>(what: &str, bytes: &[u8]) -> Result<[u8; N], Status> {
+    let wrong = |_| Status::invalid_argument(format!("a {what} of {} bytes, not {N}", bytes.len()));
+    bytes.try_into().map_err(wrong)
+}
+
+pub fn origin(origin: proto::Origin) -> Origin {
+    match origin {
+        proto::Origin::Session => Origin::Session,
+        proto::Origin::Unspecified | proto::Origin::OneShot => Origin::OneShot,
+    }
+}
+
+/// Errors: what ends the call rather than one record of it.
+pub fn from_reserved(given: Result<Ticket, Declined>) -> Result<proto::Reserved, Refused> {
+    use proto::{Declined as Wire, reserved::Kind};
+    let declined = |declined: Wire| Kind::Declined(declined.into());
+    let kind = match given {
+        Ok(ticket) => Kind::Ticket(from_ticket(ticket)),
+        Err(Declined::NotWorth) => declined(Wire::NotWorth),
+        Err(Declined::Refused(Refused::Stored)) => declined(Wire::Stored),
+        Err(Declined::Refused(Refused::BeingWritten)) => declined(Wire::BeingWritten),
+        Err(Declined::Refused(Refused::Full)) => declined(Wire::Full),
+        Err(Declined::Refused(Refused::TooLong { .. })) => declined(Wire::TooLong),
+        Err(Declined::Refused(refused)) => return Err(refused),
+    };
+    Ok(proto::Reserved { kind: Some(kind) })
+}
+
+pub fn from_found(found: Found) -> proto::Found {
+    use proto::found::Kind;
+    let kind = match found {
+        Found::Arena(ticket, record) => Kind::Arena(proto::Pinned {
+            ticket: Some(from_ticket(ticket)),
+            length: record.length,
+            xxh3: record.xxh3,
+            tokens: record.tokens,
+        }),
+        Found::Mirror => Kind::Mirror(true),
+        Found::Nowhere => Kind::Nowhere(true),
+    };
+    proto::Found { kind: Some(kind) }
+}
+
+pub fn from_stats(stats: TierStats) -> proto::StatsResponse {
+    let mirror = stats.mirror.map(|mirror| proto::Mirror {
+        down: mirror.down.unwrap_or_default(),
+        records: mirror.usage.records,
+        bytes: mirror.usage.bytes,
+        stored: mirror.stored,
+        refused: mirror.refused,
+        loaded: mirror.loaded,
+        damaged: mirror.usage.records_damaged,
+        bytes_today: mirror.bytes_today,
+    });
+    proto::StatsResponse {
+        slots: stats.slots,
+        slots_free: stats.slots_free,
+        slots_quarantined: stats.slots_quarantined,
+        found_arena: stats.found_arena,
+        found_mirror: stats.found_mirror,
+        found_nowhere: stats.found_nowhere,
+        evicted: stats.evicted,
+        not_worth: stats.not_worth,
+        damaged: stats.damaged,
+        mirror,
+    }
+}

@@ -1,0 +1,259 @@
+//! The service over real sockets, as an engine uses it.
+
+use std::{path::Path, sync::Arc, time::Duration};
+
+use tokio::{io::AsyncWriteExt, net::UnixStream, sync::Notify};
+use tonic::{Code, service::Routes, transport::Channel};
+use vitriol_chassis::{Notifier, RpcServer, StatusBoard};
+use vitriol_ipc::{Listener, connect, receive_descriptor};
+use vitriol_kvtier::{
+    arena::Arena,
+    service::{KvTierService, Tokens, serve_arena},
+    tier::Tier,
+};
+use vitriol_proto::kvtier::v1::{
+    AttachRequest, AttachResponse, Declined, LookupRequest, Origin, Pinned, Record, RecordName,
+    ReleaseRequest, ReserveRequest, SealRequest, Sealed, StatsRequest, Ticket, TrimRequest,
+    found::Kind as Found, kv_tier_client::KvTierClient, kv_tier_server::KvTierServer,
+    reserved::Kind as Reserved,
+};
+use vitriol_shm::Memfd;
+use xxhash_rust::xxh3::xxh3_64;
+
+const DEADLINE: Duration = Duration::from_secs(60);
+
+struct Rig {
+    directory: tempfile::TempDir,
+    client: KvTierClient<Channel>,
+    _server: RpcServer,
+}
+
+impl Rig {
+    /// A tier of four slots of 1 MiB.
+    fn new() -> Self {
+        let directory = tempfile::tempdir().expect("a directory");
+        let arena = Arena::create([1; 16], 6 << 20, 1 << 20).expect("memory for an arena");
+        let tier = Arc::new(Tier::new(arena, None));
+        let tokens = Arc::new(Tokens::default());
+        let (calls, memory) = (
+            at(directory.path(), "kvtier"),
+            at(directory.path(), "arena"),
+        );
+        let incoming = Listener::bind(&memory).expect("a fresh path").incoming();
+        tokio::spawn(serve_arena(
+            incoming,
+            Arc::clone(&tier),
+            Arc::clone(&tokens),
+        ));
+        let service = KvTierService::new(tier, tokens, Arc::new(Notify::new()));
+        let board = StatusBoard::new("kvtier", "0", Notifier::default());
+        let routes = Routes::new(KvTierServer::new(service));
+        let server = RpcServer::spawn(Listener::bind(&calls).expect("a fresh path"), routes, board);
+        Self {
+            client: KvTierClient::new(connect(&calls)),
+            directory,
+            _server: server,
+        }
+    }
+
+    async fn attach(&mut self) -> AttachResponse {
+        let request = AttachRequest::default();
+        let attached = self.client.attach(request).await;
+        attached.expect("an engine may attach").into_inner()
+    }
+
+    /// What the arena's socket gives for a token.
+    async fn redeem(&self, token: &[u8]) -> std::io::Result<Memfd> {
+        let socket = at(self.directory.path(), "arena");
+        let mut stream = UnixStream::connect(socket).await?;
+        stream.write_all(token).await?;
+        let received = tokio::time::timeout(DEADLINE, receive_descriptor(&stream)).await;
+        let descriptor = received.expect("an answer comes")?;
+        Memfd::take_over(descriptor).map_err(std::io::Error::other)
+    }
+
+    async fn lookup(&mut self, attached: &AttachResponse, keys: &[u8]) -> Vec<Found> {
+        let request = LookupRequest {
+            session: attached.session,
+            names: keys.iter().map(|key| name(*key)).collect(),
+        };
+        let found = self
+            .client
+            .lookup(request)
+            .await
+            .expect("a good lookup")
+            .into_inner()
+            .found;
+        found
+            .into_iter()
+            .map(|found| found.kind.expect("a kind"))
+            .collect()
+    }
+}
+
+fn at(directory: &Path, name: &str) -> std::path::PathBuf {
+    directory.join("house").join(format!("{name}.sock"))
+}
+
+fn name(key: u8) -> RecordName {
+    RecordName {
+        key: vec![key; 32],
+        tag: vec![2; 16],
+        group: 0,
+    }
+}
+
+fn reserve(attached: &AttachResponse, keys: &[u8]) -> ReserveRequest {
+    let record = |key: &u8| Record {
+        name: Some(name(*key)),
+        parent: vec![0; 32],
+        tokens: 64,
+        length: 7,
+        xxh3: 0,
+        saved_us: 1000,
+    };
+    ReserveRequest {
+        session: attached.session,
+        records: keys.iter().map(record).collect(),
+        origin: Origin::Session.into(),
+    }
+}
+
+#[tokio::test]
+async fn an_engine_stores_and_finds_a_record() {
+    let mut rig = Rig::new();
+    let attached = rig.attach().await;
+    let memory = rig.redeem(&attached.token).await.unwrap();
+    assert!(
+        rig.redeem(&attached.token).await.is_err(),
+        "a token is good once"
+    );
+    assert!(rig.redeem(&[0; 16]).await.is_err());
+
+    let reserved = rig.client.reserve(reserve(&attached, &[1, 1])).await;
+    let reserved = reserved.unwrap().into_inner().reserved;
+    let [
+        Some(Reserved::Ticket(ticket)),
+        Some(Reserved::Declined(declined)),
+    ] = [reserved[0].kind, reserved[1].kind]
+    else {
+        panic!("{reserved:?}");
+    };
+    assert_eq!(declined, i32::from(Declined::BeingWritten));
+    assert!(matches!(
+        rig.lookup(&attached, &[1]).await[..],
+        [Found::Nowhere(_)]
+    ));
+
+    let place = attached.payloads_at + u64::from(ticket.slot) * attached.slot_bytes;
+    memory.copy_in(place as usize, b"payload");
+    let seal = |ticket: Ticket| SealRequest {
+        session: attached.session,
+        sealed: vec![Sealed {
+            ticket: Some(ticket),
+            length: 7,
+            xxh3: xxh3_64(b"payload"),
+        }],
+    };
+    for expected in [true, false] {
+        let sealed = rig.client.seal(seal(ticket)).await.unwrap().into_inner();
+        assert_eq!(sealed.sealed, [expected]);
+    }
+    let found = rig.lookup(&attached, &[1, 2]).await;
+    let [Found::Arena(pinned), Found::Nowhere(_)] = &found[..] else {
+        panic!("{found:?}");
+    };
+    let expected = Pinned {
+        ticket: Some(ticket),
+        length: 7,
+        xxh3: xxh3_64(b"payload"),
+        tokens: 64,
+    };
+    assert_eq!(*pinned, expected);
+
+    // Pinned, it is not trimmed away; given back, it is.
+    let trim = TrimRequest { bytes: 1 };
+    assert_eq!(rig.client.trim(trim).await.unwrap().into_inner().bytes, 0);
+    let release = ReleaseRequest {
+        session: attached.session,
+        pins: vec![ticket],
+        reservations: vec![],
+    };
+    rig.client.release(release.clone()).await.unwrap();
+    let again = rig.client.release(release).await.unwrap_err();
+    assert_eq!(again.code(), Code::InvalidArgument);
+    assert_eq!(
+        rig.client.trim(trim).await.unwrap().into_inner().bytes,
+        1 << 20
+    );
+    let stats = rig
+        .client
+        .stats(StatsRequest {})
+        .await
+        .unwrap()
+        .into_inner();
+    assert_eq!((stats.slots, stats.slots_free), (4, 4));
+    assert_eq!(
+        (stats.found_arena, stats.found_nowhere, stats.evicted),
+        (1, 2, 1)
+    );
+}
+
+#[tokio::test]
+async fn a_call_of_an_earlier_session_has_no_effect() {
+    let mut rig = Rig::new();
+    let first = rig.attach().await;
+    let reserved = rig.client.reserve(reserve(&first, &[1])).await.unwrap();
+    let ticket = match reserved.into_inner().reserved[0].kind {
+        Some(Reserved::Ticket(ticket)) => ticket,
+        other => panic!("{other:?}"),
+    };
+    // The engine lost its connection, and lists what it holds.
+    let request = AttachRequest {
+        arena_id: first.arena_id.clone(),
+        holds: vec![ticket],
+    };
+    let second = rig.client.attach(request).await.unwrap().into_inner();
+    assert_eq!(second.kept, [ticket]);
+    let late = rig.client.reserve(reserve(&first, &[2])).await.unwrap_err();
+    assert_eq!(late.code(), Code::FailedPrecondition);
+    let stats = rig
+        .client
+        .stats(StatsRequest {})
+        .await
+        .unwrap()
+        .into_inner();
+    assert_eq!(stats.slots_free, 3);
+}
+
+#[tokio::test]
+async fn malformed_calls_are_refused_with_the_reason() {
+    let mut rig = Rig::new();
+    let attached = rig.attach().await;
+    let mut short = reserve(&attached, &[1]);
+    short.records[0].name.as_mut().unwrap().key.pop();
+    let mut unnamed = reserve(&attached, &[1]);
+    unnamed.records[0].name = None;
+    let many = reserve(&attached, &[1; 4097]);
+    let no_session = ReserveRequest {
+        session: None,
+        ..reserve(&attached, &[1])
+    };
+    for (request, reason) in [
+        (short, "a key of 31 bytes, not 32"),
+        (unnamed, "a record without a name"),
+        (many, "4097 records, 4096 at most"),
+        (no_session, "attach first"),
+    ] {
+        let refused = rig.client.reserve(request).await.unwrap_err();
+        assert_eq!(refused.code(), Code::InvalidArgument);
+        assert!(refused.message().contains(reason), "{refused}");
+    }
+    let stats = rig
+        .client
+        .stats(StatsRequest {})
+        .await
+        .unwrap()
+        .into_inner();
+    assert_eq!(stats.slots_free, 4);
+}
