@@ -13,9 +13,10 @@ const MAGIC: [u8; 8] = *b"VTRLKVRC";
 /// Bytes of the header's fields; zero from there to the end of its block.
 const FIELDS_BYTES: usize = 132;
 
-/// Bytes that a record takes in a file, header and padding included.
+/// Bytes that a record takes in a file, header and padding included; saturates.
 pub fn stored_bytes(length: u64) -> u64 {
-    length.next_multiple_of(BLOCK_BYTES as u64) + BLOCK_BYTES as u64
+    let padded = length.checked_next_multiple_of(BLOCK_BYTES as u64);
+    padded.map_or(u64::MAX, |padded| padded.saturating_add(BLOCK_BYTES as u64))
 }
 
 /// The header block of a record of the segment with this number.
@@ -126,6 +127,7 @@ mod tests {
         assert!(block[FIELDS_BYTES..].iter().all(|&byte| byte == 0));
         assert_eq!(stored_bytes(0), 4096);
         assert_eq!(stored_bytes(4097), 3 * 4096);
+        assert_eq!([u64::MAX, u64::MAX - 4096].map(stored_bytes), [u64::MAX; 2]);
     }
 
     proptest! {

@@ -229,6 +229,24 @@ fn a_record_of_an_unknown_version_never_existed() {
     assert!(!store.contains(&name(1)) && holds(&mut store, 2, 5000));
 }
 
+/// A header that is good and says more than any file holds.
+#[test]
+fn a_length_beyond_the_file_never_existed() {
+    for length in [5001 + 8192, u64::MAX, u64::MAX - 4095] {
+        let rig = Rig::new();
+        let mut store = rig.open();
+        put(&mut store, 1, 5000).unwrap();
+        store.sync().unwrap();
+        let mut record = store.get(&name(1)).unwrap().0;
+        drop(store);
+        record.length = length;
+        rig.only_file()
+            .write_all_at(&encode_header(0, &record), 0)
+            .unwrap();
+        assert!(!rig.open().contains(&name(1)), "{length}");
+    }
+}
+
 /// A segment under another's number, as a careless copy leaves it.
 #[test]
 fn a_copied_segment_is_none() {
