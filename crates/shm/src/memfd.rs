@@ -73,8 +73,8 @@ impl Memfd {
     /// charged to this process when the call returns. Huge pages and a lock in memory are tried for;
     /// [`Memfd::pages`] tells.
     ///
-    /// Errors: the kernel refuses. Of more memory than there is it mostly gives until its OOM killer
-    /// ends somebody, so whoever calls asks first what the machine has.
+    /// Errors: it is more than the machine has, or the kernel refuses. Of more than is free the kernel
+    /// mostly gives until its OOM killer ends somebody, so whoever calls asks first what is available.
     pub fn create(name: &str, bytes: usize) -> Result<Self, MemfdError> {
         let failed = |operation| {
             move |source: Errno| MemfdError::Create {
@@ -87,6 +87,12 @@ impl Memfd {
             .max(1)
             .checked_next_multiple_of(EXTENT_BYTES)
             .ok_or_else(|| failed("round up")(Errno::OVERFLOW))?;
+        // The kernel gives shared memory page by page and never says that it is too much.
+        let machine = rustix::system::sysinfo();
+        let total = (machine.totalram as u64).saturating_mul(machine.mem_unit.into());
+        if len as u64 > total {
+            return Err(failed("find as much memory")(Errno::NOMEM));
+        }
         let allocate = |flags: MemfdFlags| -> Result<OwnedFd, MemfdError> {
             let flags = MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING | flags;
             let file = rustix::fs::memfd_create(name, flags).map_err(failed("make it"))?;
@@ -244,6 +250,14 @@ mod tests {
         let memory = Memfd::create("test", 1).unwrap();
         for size in [0, 2 * memory.len() as u64] {
             assert_eq!(rustix::fs::ftruncate(&memory, size), Err(Errno::PERM));
+        }
+    }
+
+    #[test]
+    fn more_than_the_machine_has_is_refused_before_any_is_taken() {
+        for bytes in [1 << 60, usize::MAX] {
+            let refused = Memfd::create("test", bytes);
+            assert!(matches!(refused, Err(MemfdError::Create { .. })));
         }
     }
 
