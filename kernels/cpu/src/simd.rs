@@ -102,7 +102,7 @@ pub(crate) trait Simd: Copy {
         middle: f32,
         inverse: f32,
     ) -> (i32, i32);
-    /// Whether [`Simd::quantise_four`] is there.
+    /// Whether [`Simd::quantise_four`] and [`Simd::quantise_row_of_four`] are there.
     const QUANTISES_FOUR: bool = false;
     /// Quantises blocks of four tokens at once, to the bits that [`super::generic::tokens`] gives each alone;
     /// `to`: the first of four neighbouring columns of a block of `columns`. False, and nothing of use
@@ -111,6 +111,13 @@ pub(crate) trait Simd: Copy {
     /// # Safety
     /// Each of `x` must be readable for 32 f32, the columns writable.
     unsafe fn quantise_four(self, _x: [*const f32; 4], _to: *mut u32, _columns: usize) -> bool {
+        false
+    }
+    /// As [`Simd::quantise_four`], for four blocks of one token that stand alone in its tile.
+    ///
+    /// # Safety
+    /// `x` must be readable for 128 f32, four blocks of one column writable.
+    unsafe fn quantise_row_of_four(self, _x: *const f32, _to: *mut u32) -> bool {
         false
     }
     /// Per lane, as signed integers.

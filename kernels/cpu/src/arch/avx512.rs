@@ -1,7 +1,10 @@
 use std::arch::x86_64::*;
 
-use crate::generic::tokens::SMALLEST;
+use quantise::quantise;
+
 use crate::simd::Simd;
+
+mod quantise;
 
 /// Witness of AVX-512 F, BW, VL, DQ and VNNI.
 #[derive(Clone, Copy)]
@@ -221,111 +224,22 @@ impl Simd for Avx512 {
     unsafe fn quantise_four(self, x: [*const f32; 4], to: *mut u32, columns: usize) -> bool {
         // SAFETY: witness; readable and writable by this function's contract.
         unsafe {
-            let mut v = [[_mm512_setzero_ps(); 2]; 4];
-            let mut ends = [_mm512_setzero_ps(); 4];
-            for i in 0..4 {
-                v[i] = [
-                    _mm512_loadu_ps(x[i]),
-                    _mm512_loadu_ps(x[i].wrapping_add(16)),
-                ];
-                // The largest of 8 lanes in the lower half, the largest negated in the upper.
-                let [a, b] = v[i];
-                let (high, low) = (_mm512_max_ps(a, b), _mm512_min_ps(a, b));
-                let low = _mm512_sub_ps(_mm512_setzero_ps(), low);
-                ends[i] = _mm512_max_ps(
-                    _mm512_shuffle_f32x4::<0b01_00_01_00>(high, low),
-                    _mm512_shuffle_f32x4::<0b11_10_11_10>(high, low),
-                );
+            let four = quantise(x);
+            if let Some(four) = &four {
+                four.store_columns(to, columns);
             }
-            // Both of two tokens, 4 lanes each.
-            let mut pairs = [_mm512_setzero_ps(); 2];
-            for i in 0..2 {
-                let (m, n) = (ends[2 * i], ends[2 * i + 1]);
-                pairs[i] = _mm512_max_ps(
-                    _mm512_shuffle_f32x4::<0b10_00_10_00>(m, n),
-                    _mm512_shuffle_f32x4::<0b11_01_11_01>(m, n),
-                );
+            four.is_some()
+        }
+    }
+    #[inline(always)]
+    unsafe fn quantise_row_of_four(self, x: *const f32, to: *mut u32) -> bool {
+        // SAFETY: witness; readable and writable by this function's contract.
+        unsafe {
+            let four = quantise([0, 1, 2, 3].map(|block| x.wrapping_add(32 * block)));
+            if let Some(four) = &four {
+                four.store_blocks(to);
             }
-            let [m, n] = pairs;
-            let m = _mm512_max_ps(_mm512_unpacklo_ps(m, n), _mm512_unpackhi_ps(m, n));
-            let m = _mm512_max_ps(m, _mm512_permute_ps::<0b01_00_11_10>(m));
-            let order = _mm512_setr_epi32(0, 8, 1, 9, 4, 12, 5, 13, 0, 0, 0, 0, 0, 0, 0, 0);
-            let m = _mm512_castps512_ps256(_mm512_permutexvar_ps(order, m));
-            let high = _mm256_castps256_ps128(m);
-            let low = _mm_xor_ps(_mm256_extractf128_ps::<1>(m), _mm_set1_ps(-0.0));
-
-            let (high, low) = (
-                _mm_mul_ps(_mm_set1_ps(0.5), high),
-                _mm_mul_ps(_mm_set1_ps(0.5), low),
-            );
-            let (half, middle) = (_mm_sub_ps(high, low), _mm_add_ps(high, low));
-            let varies = !_mm_cmp_ps_mask::<_CMP_LT_OQ>(half, _mm_set1_ps(SMALLEST));
-            let steps = _mm_set1_ps(127.0);
-            let scale = _mm_maskz_div_ps(varies, half, steps);
-            let inverse = _mm_maskz_div_ps(varies, steps, half);
-
-            // Packing keeps groups of four elements together: a word of token 0, one of its second half,
-            // the same of token 1. Lane l then has words l and 4 + l of all tokens.
-            let mut shorts = [_mm512_setzero_si512(); 4];
-            for i in 0..4 {
-                let lane = _mm512_set1_epi32(i as i32);
-                let middle = _mm512_permutexvar_ps(lane, _mm512_castps128_ps512(middle));
-                let inverse = _mm512_permutexvar_ps(lane, _mm512_castps128_ps512(inverse));
-                let mut words = [_mm512_setzero_si512(); 2];
-                for half in 0..2 {
-                    let v = _mm512_mul_ps(_mm512_sub_ps(v[i][half], middle), inverse);
-                    words[half] = _mm512_cvt_roundps_epi32::<
-                        { _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC },
-                    >(v);
-                }
-                shorts[i] = _mm512_packs_epi32(words[0], words[1]);
-            }
-            let m = _mm512_castsi512_ps(_mm512_packs_epi16(shorts[0], shorts[1]));
-            let n = _mm512_castsi512_ps(_mm512_packs_epi16(shorts[2], shorts[3]));
-            let first = _mm512_castps_si512(_mm512_shuffle_ps::<0b10_00_10_00>(m, n));
-            let last = _mm512_castps_si512(_mm512_shuffle_ps::<0b11_01_11_01>(m, n));
-            // Finite numbers lie within ±127; what is none became the least integer.
-            let least = _mm512_set1_epi8(i8::MIN);
-            if _mm512_cmpeq_epi8_mask(first, least) | _mm512_cmpeq_epi8_mask(last, least) != 0 {
-                return false;
-            }
-            macro_rules! store {
-                ($($row:literal: $words:expr,)*) => {$(
-                    _mm_storeu_si128(to.wrapping_add($row * columns).cast(), $words);
-                )*};
-            }
-            store!(
-                0: _mm512_castsi512_si128(first),
-                1: _mm512_extracti32x4_epi32::<1>(first),
-                2: _mm512_extracti32x4_epi32::<2>(first),
-                3: _mm512_extracti32x4_epi32::<3>(first),
-                4: _mm512_castsi512_si128(last),
-                5: _mm512_extracti32x4_epi32::<1>(last),
-                6: _mm512_extracti32x4_epi32::<2>(last),
-                7: _mm512_extracti32x4_epi32::<3>(last),
-            );
-
-            let (ones, zero) = (_mm512_set1_epi8(1), _mm512_setzero_si512());
-            let first = _mm512_dpbusd_epi32(zero, ones, first);
-            let last = _mm512_dpbusd_epi32(zero, ones, last);
-            let sums = _mm512_add_epi32(
-                _mm512_shuffle_i32x4::<0b10_00_10_00>(first, last),
-                _mm512_shuffle_i32x4::<0b11_01_11_01>(first, last),
-            );
-            let sums = _mm512_add_epi32(sums, _mm512_shuffle_i32x4::<0b10_11_00_01>(sums, sums));
-            let first = _mm512_castsi512_si128(sums);
-            let last = _mm512_extracti32x4_epi32::<2>(sums);
-            let sum = _mm_add_epi32(first, last);
-            let start = _mm_sub_epi32(_mm_setzero_si128(), _mm_slli_epi32::<7>(sum));
-            store!(
-                8: _mm_castps_si128(scale),
-                9: _mm_castps_si128(_mm_mul_ps(scale, _mm_cvtepi32_ps(sum))),
-                10: start,
-                11: _mm_castps_si128(_mm_mul_ps(scale, _mm_cvtepi32_ps(first))),
-                12: _mm_castps_si128(_mm_mul_ps(scale, _mm_cvtepi32_ps(last))),
-                13: _mm_castps_si128(middle),
-            );
-            true
+            four.is_some()
         }
     }
     #[inline(always)]

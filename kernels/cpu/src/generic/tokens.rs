@@ -187,8 +187,25 @@ pub(crate) unsafe fn quantise_rows<S: Simd>(s: S, a: &QuantiseRows) {
         }
         row += 4;
     }
+    let fours = match S::QUANTISES_FOUR && columns == 1 {
+        true => blocks / 4 * 4,
+        false => 0,
+    };
+    for block in (0..fours).step_by(4) {
+        let x = a.x.wrapping_add(32 * block);
+        let to = base.wrapping_add(block * COLUMN_BYTES).cast::<u32>();
+        // SAFETY: blocks of a readable row; the only column of a writable tile.
+        unsafe {
+            if !s.quantise_row_of_four(x, to) {
+                for i in 0..4 {
+                    let to = to.wrapping_add(i * COLUMN_BYTES / 4);
+                    quantise_block(s, x.wrapping_add(32 * i), to, 1);
+                }
+            }
+        }
+    }
     for row in row..count {
-        for block in 0..blocks {
+        for block in fours..blocks {
             let x = a.x.wrapping_add(32 * (row * blocks + block));
             let to = base.wrapping_add(block * columns * COLUMN_BYTES);
             let to = to.cast::<u32>().wrapping_add(first + row);

@@ -283,10 +283,10 @@ fn odd_tokens_keep_their_bits_in_any_company() {
     ];
     for cpu in cpus(&[1]) {
         for turn in 0..odd.len() {
-            let mut case = Case::new(TensorType::Q8_0, 16, 96, 14, 23);
-            for (token, x) in case.x.chunks_mut(96).enumerate().step_by(1 + turn % 3) {
+            let mut case = Case::new(TensorType::Q8_0, 16, 160, 14, 23);
+            for (token, x) in case.x.chunks_mut(160).enumerate().step_by(1 + turn % 3) {
                 let values = odd[(turn + token) % odd.len()];
-                let at = 32 * (token % 3);
+                let at = 32 * (token % 5);
                 for (i, x) in x[at..at + 32].iter_mut().enumerate() {
                     *x = values[usize::from(i % 7 == 3)];
                 }
