@@ -133,12 +133,8 @@ impl Four {
                 _mm512_extracti32x4_epi32::<2>(last),
                 _mm512_extracti32x4_epi32::<3>(last),
             ];
-            for row in 0..8 {
-                _mm_storeu_si128(to.wrapping_add(row * columns).cast(), rows[row]);
-            }
-            for row in 0..6 {
-                let to = to.wrapping_add((8 + row) * columns);
-                _mm_storeu_si128(to.cast(), self.rest[row]);
+            for (row, words) in rows.into_iter().chain(self.rest).enumerate() {
+                _mm_storeu_si128(to.wrapping_add(row * columns).cast(), words);
             }
         }
     }
