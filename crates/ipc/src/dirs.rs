@@ -145,6 +145,21 @@ impl HouseDirs {
         self.state.join("oom-shield")
     }
 
+    /// Socket of the KV tier.
+    pub fn kvtier_socket(&self) -> PathBuf {
+        self.runtime.join("kvtier").join("kvtier.sock")
+    }
+
+    /// Socket that hands out the KV tier's memory.
+    pub fn kvtier_arena_socket(&self) -> PathBuf {
+        self.runtime.join("kvtier").join("arena.sock")
+    }
+
+    /// Where the KV tier keeps records on disk, in a directory of their own, unless the profile says where.
+    pub fn kvtier_state(&self) -> PathBuf {
+        self.state.join("kvtier")
+    }
+
     /// Lock of `vitriol up`, holding its pid.
     pub fn up_lock(&self) -> PathBuf {
         self.runtime.join("up.lock")

@@ -216,3 +216,25 @@ section! {
         shed_deadline_ms: u64 = 200, "ms", 1..=60_000;
     }
 }
+
+section! {
+    /// `[kvtier]`: KV in host memory and on disk, which outlives the process that computed it.
+    KvTier {
+        /// Whether vitriol-kvtier may run; engines of this release do not use it yet.
+        enabled: bool = false, "";
+        /// Memory for KV blocks, all of it taken at the start.
+        arena_bytes: Bytes = Bytes::gib(1), "", 4_194_304..=1_125_899_906_842_624;
+        /// Room for one record in that memory, a multiple of 4 KiB; an engine splits what is longer.
+        slot_bytes: Bytes = Bytes::mib(2), "", 4096..=1_073_741_824;
+        /// Keep records on disk too, where they outlive the machine's being switched off; they tell as
+        /// much as the prompts they were computed from.
+        mirror: bool = true, "";
+        /// Directory of the records on disk, an absolute path, used for nothing else and closed to others;
+        /// empty = mirror in the state directory.
+        mirror_dir: PathBuf = PathBuf::new(), "";
+        /// Most bytes of records on disk; 0 = eight times `arena_bytes`.
+        mirror_bytes_max: Bytes = Bytes(0), "", 0..=9_007_199_254_740_992;
+        /// Time to write to disk what only memory has when kvtier stops.
+        drain_ms: u64 = 10_000, "ms", 0..=3_600_000;
+    }
+}

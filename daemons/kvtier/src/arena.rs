@@ -44,16 +44,7 @@ impl Arena {
     ///
     /// Errors: there is no room for a slot; `slot_bytes` is no multiple of 4096; the kernel refuses.
     pub fn create(id: ArenaId, bytes: u64, slot_bytes: u64) -> Result<Self, ArenaError> {
-        if slot_bytes == 0 || !slot_bytes.is_multiple_of(4096) {
-            return Err(ArenaError::Unaligned { slot_bytes });
-        }
-        // Headers take one extent, or as many as the slots beside them need.
-        let slots = (1..)
-            .map_while(|extents| bytes.checked_sub(extents * EXTENT_BYTES as u64))
-            .map(|payloads| u32::try_from(payloads / slot_bytes).unwrap_or(u32::MAX))
-            .find(|&slots| end_of(slots, slot_bytes).is_some_and(|end| end as u64 <= bytes))
-            .filter(|&slots| slots > 0)
-            .ok_or(ArenaError::TooSmall { bytes, slot_bytes })?;
+        let slots = plan_slots(bytes, slot_bytes)?;
         let header = ArenaHeader {
             id,
             epoch: 1,
@@ -203,6 +194,22 @@ impl AsFd for Arena {
     fn as_fd(&self) -> BorrowedFd<'_> {
         self.memory.as_fd()
     }
+}
+
+/// Slots of `slot_bytes` that an arena of `bytes` has beside their headers.
+///
+/// Errors: there is no room for one; `slot_bytes` is no multiple of 4096.
+pub fn plan_slots(bytes: u64, slot_bytes: u64) -> Result<u32, ArenaError> {
+    if slot_bytes == 0 || !slot_bytes.is_multiple_of(4096) {
+        return Err(ArenaError::Unaligned { slot_bytes });
+    }
+    // Headers take one extent, or as many as the slots beside them need.
+    (1..)
+        .map_while(|extents| bytes.checked_sub(extents * EXTENT_BYTES as u64))
+        .map(|payloads| u32::try_from(payloads / slot_bytes).unwrap_or(u32::MAX))
+        .find(|&slots| end_of(slots, slot_bytes).is_some_and(|end| end as u64 <= bytes))
+        .filter(|&slots| slots > 0)
+        .ok_or(ArenaError::TooSmall { bytes, slot_bytes })
 }
 
 /// Payloads begin at a huge page of their own.

@@ -287,6 +287,7 @@ impl Tier {
     }
 
     /// Hands sealed records to the mirror, the ones worth most first, until its queue is full; how many.
+    /// A mirror that is down gets one, to try its disk with.
     pub fn spill(self: &Arc<Self>) -> usize {
         let Some(mirror) = &self.mirror else { return 0 };
         let mut spilled = 0;
@@ -305,6 +306,9 @@ impl Tier {
                 break;
             }
             spilled += 1;
+            if mirror.is_down() {
+                break;
+            }
         }
         spilled
     }
@@ -325,6 +329,28 @@ impl Tier {
             });
         }
         Some((header.record, payload?))
+    }
+
+    /// Records that are to be on the mirror and are not yet; 0 where there is none.
+    pub fn unmirrored(&self) -> usize {
+        let is_unmirrored = |books: &Books, slot: &SlotIndex| {
+            let state = books.table.header(*slot).state;
+            matches!(state, State::Sealed | State::Spilling)
+        };
+        let books = self.books();
+        match &self.mirror {
+            Some(_) => books
+                .kept
+                .keys()
+                .filter(|slot| is_unmirrored(&books, slot))
+                .count(),
+            None => 0,
+        }
+    }
+
+    /// Whether there is a mirror that takes no records for now.
+    pub fn is_mirror_down(&self) -> bool {
+        self.mirror.as_ref().is_some_and(Mirror::is_down)
     }
 
     /// Frees up to so many slots, of what is worth least; how many.

@@ -253,10 +253,10 @@ proptest! {
     #[test]
     fn no_text_panics_and_what_is_accepted_reads_back(
         table in prop_oneof![Just("house"), Just("engine.main"), Just("demiurge"), Just("shield"),
-            Just("enginee")],
+            Just("kvtier"), Just("enginee")],
         field in prop_oneof![
             Just("threads"), Just("listen"), Just("kv_bytes_max"), Just("model"), Just("drain_ms"),
-            Just("isa"), Just("body_bytes_max"), Just("extra"), Just("nothing"),
+            Just("isa"), Just("body_bytes_max"), Just("extra"), Just("mirror_dir"), Just("nothing"),
         ],
         value in prop_oneof![
             any::<i64>().prop_map(|n| n.to_string()),

@@ -11,6 +11,7 @@ use std::{
     collections::HashSet,
     sync::{
         Arc, Mutex, MutexGuard, PoisonError,
+        atomic::{AtomicUsize, Ordering},
         mpsc::{Receiver, RecvTimeoutError, SyncSender, TrySendError, sync_channel},
     },
     thread::JoinHandle,
@@ -28,7 +29,8 @@ const LEDGER_INTERVAL: Duration = Duration::from_secs(60);
 /// How the mirror is written.
 #[derive(Clone, Copy, Debug)]
 pub struct WriterConfig {
-    /// Jobs that may wait; one more is refused. Each write holds one payload in memory.
+    /// Jobs that may wait; one more is refused. Half of them may be writes, each with its payload in
+    /// memory, so that a read finds room beside them.
     pub jobs_max: usize,
     /// Longest time from a write to the sync that makes it durable.
     pub sync_after: Duration,
@@ -93,6 +95,8 @@ struct Shared {
     stats: Mutex<MirrorStats>,
     /// Durable records.
     names: Mutex<HashSet<RecordName>>,
+    /// Writes that wait or are being done.
+    puts: AtomicUsize,
 }
 
 /// Opens the store; called again when it failed.
@@ -102,6 +106,7 @@ pub type OpenStore = Box<dyn FnMut() -> Result<Box<dyn BlockStore>, StoreError> 
 #[derive(Debug)]
 pub struct Mirror {
     jobs: Option<SyncSender<Job>>,
+    puts_max: usize,
     shared: Arc<Shared>,
     thread: Option<JoinHandle<()>>,
 }
@@ -135,6 +140,7 @@ impl Mirror {
         let thread = builder.spawn(move || writer.run(&queue))?;
         Ok(Self {
             jobs: Some(jobs),
+            puts_max: config.jobs_max.div_ceil(2),
             shared,
             thread: Some(thread),
         })
@@ -144,11 +150,20 @@ impl Mirror {
     ///
     /// Errors: [`Busy`]; `stored` is not called then.
     pub fn put(&self, record: Record, payload: Vec<u8>, stored: Stored) -> Result<(), Busy> {
-        self.queue(Job::Put {
+        let puts = &self.shared.puts;
+        if puts.fetch_add(1, Ordering::Relaxed) >= self.puts_max {
+            puts.fetch_sub(1, Ordering::Relaxed);
+            return Err(Busy);
+        }
+        let queued = self.queue(Job::Put {
             record,
             payload,
             stored,
-        })
+        });
+        if queued.is_err() {
+            puts.fetch_sub(1, Ordering::Relaxed);
+        }
+        queued
     }
 
     /// Queues the reading of a record.
@@ -168,6 +183,11 @@ impl Mirror {
     /// Whether the mirror has the record; reading it may still fail.
     pub fn holds(&self, name: &RecordName) -> bool {
         lock(&self.shared.names).contains(name)
+    }
+
+    /// Whether it takes no records for now.
+    pub fn is_down(&self) -> bool {
+        lock(&self.shared.stats).down.is_some()
     }
 
     pub fn stats(&self) -> MirrorStats {
@@ -227,7 +247,10 @@ impl Writer {
                     record,
                     payload,
                     stored,
-                }) => self.put(&record, &payload, stored),
+                }) => {
+                    self.put(&record, &payload, stored);
+                    self.shared.puts.fetch_sub(1, Ordering::Relaxed);
+                }
                 Ok(Job::Get { name, loaded }) => self.get(&name, loaded),
                 Ok(Job::Flush { done }) => {
                     self.sync();
@@ -574,12 +597,21 @@ mod tests {
         });
         mirror.flush(hold).unwrap();
         arrived.recv_timeout(SOON).unwrap();
-        for _ in 0..4 {
-            mirror.flush(Box::new(|_| ())).unwrap();
-        }
-        let (record, payload) = record(1);
-        assert_eq!(mirror.put(record, payload, Box::new(|_| ())), Err(Busy));
+        let put = |key| {
+            let (record, payload) = record(key);
+            mirror.put(record, payload, Box::new(|stored| assert!(stored)))
+        };
+        assert_eq!([put(1), put(2), put(3)], [Ok(()), Ok(()), Err(Busy)]);
+        // Reads find room beside writes, until there is none.
+        let (told, answer) = sync_channel(1);
+        let loaded = Box::new(move |found: Option<_>| told.send(found).unwrap());
+        mirror.get(record(1).0.name, loaded).unwrap();
+        mirror.flush(Box::new(|_| ())).unwrap();
+        let none = mirror.get(record(2).0.name, Box::new(|_| ()));
+        assert_eq!(none, Err(Busy));
         open_gate.send(()).unwrap();
+        assert_eq!(answer.recv_timeout(SOON).unwrap(), Some(record(1)));
+        eventually(SOON, "there is room for writes again", || put(4).ok()).unwrap();
     }
 
     #[test]

@@ -89,6 +89,10 @@ fn report(before: &Before, profile: &Profile, system: bool) -> String {
     }
     let mut text = format!("a restart changes, against {}:\n", before.what);
     text += &diff::describe(&changes);
+    if daemons_of(&changes).next().is_none() {
+        return text
+            + "to restart: none, as neither units nor 'vitriol up' run vitriol-kvtier yet\n";
+    }
     let moves = changes.iter().any(|change| change.key == "house.listen");
     text += &match system {
         true if moves => move_port(&profile.house.listen.to_string()),
@@ -235,6 +239,8 @@ mod tests {
         );
         let shield = reported("[shield]\nraise_to = 500\n", false);
         assert!(shield.ends_with("to restart: oom-shield\n"), "{shield}");
+        let kvtier = reported("[kvtier]\narena_bytes = '2 GiB'\n", true);
+        assert!(kvtier.contains("to restart: none, as "), "{kvtier}");
         assert!(reported("", false).starts_with("a restart changes nothing"));
     }
 

@@ -1,26 +1,25 @@
 //! The service over real sockets, as an engine uses it.
 
-use std::{path::Path, sync::Arc, time::Duration};
+use std::{path::Path, sync::Arc};
 
-use tokio::{io::AsyncWriteExt, net::UnixStream, sync::Notify};
+use tokio::sync::Notify;
 use tonic::{Code, service::Routes, transport::Channel};
 use vitriol_chassis::{Notifier, RpcServer, StatusBoard};
-use vitriol_ipc::{Listener, connect, receive_descriptor};
+use vitriol_ipc::{Listener, connect};
 use vitriol_kvtier::{
     arena::Arena,
     service::{KvTierService, Tokens, serve_arena},
     tier::Tier,
 };
 use vitriol_proto::kvtier::v1::{
-    AttachRequest, AttachResponse, Declined, LookupRequest, Origin, Pinned, Record, RecordName,
-    ReleaseRequest, ReserveRequest, SealRequest, Sealed, StatsRequest, Ticket, TrimRequest,
-    found::Kind as Found, kv_tier_client::KvTierClient, kv_tier_server::KvTierServer,
-    reserved::Kind as Reserved,
+    AttachRequest, AttachResponse, Declined, LookupRequest, Pinned, ReleaseRequest, ReserveRequest,
+    SealRequest, Sealed, StatsRequest, Ticket, TrimRequest, found::Kind as Found,
+    kv_tier_client::KvTierClient, kv_tier_server::KvTierServer, reserved::Kind as Reserved,
 };
 use vitriol_shm::Memfd;
 use xxhash_rust::xxh3::xxh3_64;
 
-const DEADLINE: Duration = Duration::from_secs(60);
+use crate::engine::{name, redeem, reserve};
 
 struct Rig {
     directory: tempfile::TempDir,
@@ -62,14 +61,8 @@ impl Rig {
         attached.expect("an engine may attach").into_inner()
     }
 
-    /// What the arena's socket gives for a token.
     async fn redeem(&self, token: &[u8]) -> std::io::Result<Memfd> {
-        let socket = at(self.directory.path(), "arena");
-        let mut stream = UnixStream::connect(socket).await?;
-        stream.write_all(token).await?;
-        let received = tokio::time::timeout(DEADLINE, receive_descriptor(&stream)).await;
-        let descriptor = received.expect("an answer comes")?;
-        Memfd::take_over(descriptor).map_err(std::io::Error::other)
+        redeem(&at(self.directory.path(), "arena"), token).await
     }
 
     async fn lookup(&mut self, attached: &AttachResponse, keys: &[u8]) -> Vec<Found> {
@@ -93,30 +86,6 @@ impl Rig {
 
 fn at(directory: &Path, name: &str) -> std::path::PathBuf {
     directory.join("house").join(format!("{name}.sock"))
-}
-
-fn name(key: u8) -> RecordName {
-    RecordName {
-        key: vec![key; 32],
-        tag: vec![2; 16],
-        group: 0,
-    }
-}
-
-fn reserve(attached: &AttachResponse, keys: &[u8]) -> ReserveRequest {
-    let record = |key: &u8| Record {
-        name: Some(name(*key)),
-        parent: vec![0; 32],
-        tokens: 64,
-        length: 7,
-        xxh3: 0,
-        saved_us: 1000,
-    };
-    ReserveRequest {
-        session: attached.session,
-        records: keys.iter().map(record).collect(),
-        origin: Origin::Session.into(),
-    }
 }
 
 #[tokio::test]

@@ -1,0 +1,139 @@
+//! What an engine does: attach, store, look, load.
+
+use std::{path::Path, time::Duration};
+
+use tokio::{io::AsyncWriteExt, net::UnixStream};
+use tonic::transport::Channel;
+use vitriol_ipc::{connect, receive_descriptor};
+use vitriol_proto::kvtier::v1::{
+    AttachRequest, AttachResponse, LoadRequest, LookupRequest, Origin, Record, RecordName,
+    ReserveRequest, SealRequest, Sealed, Ticket, found::Kind as Found,
+    kv_tier_client::KvTierClient, reserved::Kind as Reserved,
+};
+use vitriol_shm::Memfd;
+use xxhash_rust::xxh3::xxh3_64;
+
+pub const DEADLINE: Duration = Duration::from_secs(60);
+
+pub fn name(key: u8) -> RecordName {
+    RecordName {
+        key: vec![key; 32],
+        tag: vec![2; 16],
+        group: 0,
+    }
+}
+
+pub fn reserve(attached: &AttachResponse, keys: &[u8]) -> ReserveRequest {
+    let record = |key: &u8| Record {
+        name: Some(name(*key)),
+        parent: vec![0; 32],
+        tokens: 64,
+        length: 7,
+        xxh3: 0,
+        saved_us: 1000,
+    };
+    ReserveRequest {
+        session: attached.session,
+        records: keys.iter().map(record).collect(),
+        origin: Origin::Session.into(),
+    }
+}
+
+/// What the arena's socket gives for a token.
+pub async fn redeem(socket: &Path, token: &[u8]) -> std::io::Result<Memfd> {
+    let mut stream = UnixStream::connect(socket).await?;
+    stream.write_all(token).await?;
+    let received = tokio::time::timeout(DEADLINE, receive_descriptor(&stream)).await;
+    let descriptor = received.expect("an answer comes")?;
+    Memfd::take_over(descriptor).map_err(std::io::Error::other)
+}
+
+/// An engine that is attached.
+pub struct Engine {
+    client: KvTierClient<Channel>,
+    attached: AttachResponse,
+    memory: Memfd,
+}
+
+impl Engine {
+    pub async fn attach(calls: &Path, arena: &Path) -> Self {
+        let mut client = KvTierClient::new(connect(calls));
+        let attached = client.attach(AttachRequest::default()).await.unwrap();
+        let attached = attached.into_inner();
+        let memory = redeem(arena, &attached.token).await.unwrap();
+        Self {
+            client,
+            attached,
+            memory,
+        }
+    }
+
+    pub fn arena_id(&self) -> &[u8] {
+        &self.attached.arena_id
+    }
+
+    /// Stores the record `key`, whose payload is [`payload`].
+    pub async fn store(&mut self, key: u8) {
+        let reserved = self.client.reserve(reserve(&self.attached, &[key])).await;
+        let ticket = match reserved.unwrap().into_inner().reserved[0].kind {
+            Some(Reserved::Ticket(ticket)) => ticket,
+            other => panic!("{other:?}"),
+        };
+        let payload = payload(key);
+        self.memory.copy_in(self.place(ticket), &payload);
+        let seal = SealRequest {
+            session: self.attached.session,
+            sealed: vec![Sealed {
+                ticket: Some(ticket),
+                length: payload.len() as u64,
+                xxh3: xxh3_64(&payload),
+            }],
+        };
+        let sealed = self.client.seal(seal).await.unwrap().into_inner().sealed;
+        assert_eq!(sealed, [true]);
+    }
+
+    pub async fn look(&mut self, key: u8) -> Found {
+        let request = LookupRequest {
+            session: self.attached.session,
+            names: vec![name(key)],
+        };
+        let found = self
+            .client
+            .lookup(request)
+            .await
+            .unwrap()
+            .into_inner()
+            .found;
+        found[0].kind.unwrap()
+    }
+
+    pub async fn load(&mut self, key: u8) -> Found {
+        let request = LoadRequest {
+            session: self.attached.session,
+            names: vec![name(key)],
+        };
+        let found = self.client.load(request).await.unwrap().into_inner().found;
+        found[0].kind.unwrap()
+    }
+
+    /// Whether what was found is in the arena, and the payload of the record `key`.
+    pub fn holds(&self, found: &Found, key: u8) -> bool {
+        let Found::Arena(pinned) = found else {
+            return false;
+        };
+        let mut bytes = vec![0; pinned.length as usize];
+        self.memory
+            .copy_out(self.place(pinned.ticket.unwrap()), &mut bytes);
+        bytes == payload(key)
+    }
+
+    fn place(&self, ticket: Ticket) -> usize {
+        let attached = &self.attached;
+        (attached.payloads_at + u64::from(ticket.slot) * attached.slot_bytes) as usize
+    }
+}
+
+fn payload(key: u8) -> Vec<u8> {
+    vec![key; 10_000 + usize::from(key)]
+}

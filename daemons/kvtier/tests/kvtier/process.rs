@@ -1,0 +1,220 @@
+//! The process: what it keeps when it ends, and how.
+
+use std::{
+    fs,
+    os::unix::net::UnixDatagram,
+    path::{Path, PathBuf},
+    process::{Child, Command, Stdio},
+};
+
+use rustix::process::Signal;
+use vitriol_ipc::connect;
+use vitriol_proto::{
+    kvtier::v1::found::Kind as Found,
+    status::v1::{GetRequest, Health, status_client::StatusClient},
+};
+use vitriol_testkit::{eventually, process};
+
+use crate::engine::{DEADLINE, Engine};
+
+/// A house of kvtier alone, whose service manager the test plays.
+struct House {
+    directory: tempfile::TempDir,
+}
+
+/// The process while it runs.
+struct Running {
+    child: Child,
+    /// What it says to its service manager.
+    notify: UnixDatagram,
+}
+
+/// Four slots.
+const SMALL: &str = "enabled = true\narena_bytes = '6 MiB'\nslot_bytes = '1 MiB'\n";
+
+impl House {
+    fn new(settings: &str) -> Self {
+        let directory = tempfile::tempdir().unwrap();
+        let house = Self { directory };
+        house.set(settings);
+        house
+    }
+
+    fn set(&self, settings: &str) {
+        fs::write(self.at("profile.toml"), format!("[kvtier]\n{settings}\n")).unwrap();
+    }
+
+    fn at(&self, name: &str) -> PathBuf {
+        self.directory.path().join(name)
+    }
+
+    fn command(&self) -> Command {
+        let mut command = Command::new(env!("CARGO_BIN_EXE_vitriol-kvtier"));
+        command
+            .env_clear()
+            .env("HOME", self.directory.path())
+            .env("XDG_RUNTIME_DIR", self.at("run"))
+            .env("NOTIFY_SOCKET", self.at("notify"))
+            .arg("--profile")
+            .arg(self.at("profile.toml"))
+            .stdin(Stdio::null());
+        command
+    }
+
+    /// Starts it and waits until it says that it is ready.
+    fn start(&self) -> Running {
+        let address = self.at("notify");
+        // Of the run before.
+        fs::remove_file(&address).ok();
+        let notify = UnixDatagram::bind(address).unwrap();
+        notify.set_read_timeout(Some(DEADLINE)).unwrap();
+        let child = self.command().spawn().unwrap();
+        let running = Running { child, notify };
+        while !running.hear().contains("READY=1") {}
+        running
+    }
+
+    async fn attach(&self) -> Engine {
+        let house = self.at("run/vitriol/kvtier");
+        Engine::attach(&house.join("kvtier.sock"), &house.join("arena.sock")).await
+    }
+
+    async fn metrics(&self) -> String {
+        let socket = self.at("run/vitriol/kvtier/kvtier.sock");
+        let status = StatusClient::new(connect(&socket)).get(GetRequest {}).await;
+        let status = status.unwrap().into_inner();
+        assert_eq!(status.health(), Health::Ready);
+        status.metrics
+    }
+
+    /// Where it keeps records when the profile does not say.
+    fn mirror(&self) -> PathBuf {
+        self.at(".local/state/vitriol/kvtier/mirror")
+    }
+}
+
+impl Running {
+    /// What it says next.
+    fn hear(&self) -> String {
+        let mut buffer = [0; 4096];
+        let length = self.notify.recv(&mut buffer).expect("it says something");
+        String::from_utf8(buffer[..length].to_vec()).unwrap()
+    }
+
+    /// Asks it to end; its exit code.
+    fn stop(mut self) -> Option<i32> {
+        process::signal(self.child.id(), Signal::TERM).unwrap();
+        let ended = || self.child.try_wait().unwrap();
+        eventually(DEADLINE, "its end", ended).unwrap().code()
+    }
+}
+
+impl Drop for Running {
+    fn drop(&mut self) {
+        // It may have ended, as it should.
+        self.child.kill().ok();
+        self.child.wait().ok();
+    }
+}
+
+fn segments(directory: &Path) -> usize {
+    let is_segment = |entry: &fs::DirEntry| entry.path().extension().is_some_and(|e| e == "seg");
+    let entries = fs::read_dir(directory).into_iter().flatten().flatten();
+    entries.filter(is_segment).count()
+}
+
+/// Waits until the mirror was read or written, as a lookup of the record shows.
+async fn until_mirrored(engine: &mut Engine, key: u8) {
+    let start = std::time::Instant::now();
+    while !matches!(engine.look(key).await, Found::Mirror(_)) {
+        assert!(
+            start.elapsed() < DEADLINE,
+            "record {key} is not on the mirror"
+        );
+        tokio::time::sleep(std::time::Duration::from_millis(10)).await;
+    }
+}
+
+#[tokio::test]
+async fn what_was_sealed_is_on_disk_when_it_has_ended() {
+    let house = House::new(SMALL);
+    let running = house.start();
+    let mut engine = house.attach().await;
+    for key in 1..=3 {
+        engine.store(key).await;
+    }
+    assert!(house.metrics().await.contains("vitriol_kvtier_slots 4\n"));
+    // At once, so that the sync is left to the end.
+    assert_eq!(running.stop(), Some(0));
+    assert_eq!(segments(&house.mirror()), 1);
+
+    let running = house.start();
+    let id = engine.arena_id().to_vec();
+    let mut engine = house.attach().await;
+    assert_ne!(engine.arena_id(), id, "nobody kept the memory");
+    until_mirrored(&mut engine, 3).await;
+    for key in 1..=3 {
+        let found = engine.load(key).await;
+        assert!(engine.holds(&found, key), "{found:?}");
+    }
+    let metrics = house.metrics().await;
+    for line in [
+        "mirror_loaded_total 3",
+        "mirror_up 1",
+        "slots_free 1",
+        "records_unmirrored 0",
+    ] {
+        assert!(
+            metrics.contains(&format!("vitriol_kvtier_{line}\n")),
+            "{metrics}"
+        );
+    }
+    assert_eq!(running.stop(), Some(0));
+}
+
+#[tokio::test]
+async fn without_a_mirror_nothing_is_written() {
+    let house = House::new(&format!("{SMALL}mirror = false"));
+    let running = house.start();
+    let mut engine = house.attach().await;
+    engine.store(1).await;
+    let found = engine.look(1).await;
+    assert!(engine.holds(&found, 1));
+    assert!(!house.metrics().await.contains("mirror_up"));
+    assert_eq!(running.stop(), Some(0));
+    assert!(!house.mirror().exists());
+}
+
+#[tokio::test]
+async fn a_mirror_that_fails_costs_neither_the_service_nor_the_end() {
+    let house = House::new(SMALL);
+    // A file is in the way of the directory.
+    fs::create_dir_all(house.mirror().parent().unwrap()).unwrap();
+    fs::write(house.mirror(), "").unwrap();
+    let running = house.start();
+    let mut engine = house.attach().await;
+    engine.store(1).await;
+    let found = engine.look(1).await;
+    assert!(engine.holds(&found, 1));
+    while !running.hear().contains("mirror down: ") {}
+    assert_eq!(running.stop(), Some(0));
+}
+
+#[test]
+fn what_it_cannot_run_with_is_said_and_ends_it() {
+    for (settings, exit, cause) in [
+        ("", 78, "set enabled = true"),
+        ("enabled = true\nmirror_dir = 'kv'", 78, "begins with '/'"),
+        (
+            "enabled = true\nmirror_bytes_max = 4096",
+            78,
+            "kvtier.mirror_bytes_max",
+        ),
+        ("enabled = true\narena_bytes = '1024 TiB'", 69, "lower it"),
+    ] {
+        let ended = House::new(settings).command().output().unwrap();
+        let said = String::from_utf8_lossy(&ended.stderr).into_owned();
+        assert_eq!(ended.status.code(), Some(exit), "{said}");
+        assert!(said.contains(cause), "{said}");
+    }
+}
