@@ -204,6 +204,10 @@ impl StatusBoard {
         text
     }
 
+    pub(crate) fn notifier(&self) -> &Notifier {
+        &self.shared.notifier
+    }
+
     /// The heartbeat for the loop that can hang.
     pub(crate) fn heartbeat(&self, watchdog: Option<Duration>) -> Heartbeat {
         Heartbeat::new(

@@ -1,6 +1,11 @@
 //! The life of a process: main, run, drain.
 
-use std::{io::Write, process::ExitCode, time::Duration};
+use std::{
+    io::{self, Write},
+    os::fd::BorrowedFd,
+    process::ExitCode,
+    time::Duration,
+};
 
 use tokio_util::sync::CancellationToken;
 use vitriol_profile::LogFormat;
@@ -114,6 +119,19 @@ pub enum Drained {
 }
 
 impl Daemon {
+    /// Has the service manager keep a copy of `descriptor` under `name`, so that the service's next start
+    /// finds it (`Inherited::take_kept`) however this process ends. Without a manager nothing happens.
+    ///
+    /// Errors: the manager does not listen or is busy; nothing is kept then.
+    pub fn keep(&self, name: &str, descriptor: BorrowedFd<'_>) -> io::Result<()> {
+        self.board.notifier().keep(name, descriptor)
+    }
+
+    /// Has the service manager forget what it keeps under `name`.
+    pub fn forget(&self, name: &str) {
+        self.board.notifier().forget(name);
+    }
+
     /// Says "draining" and waits for `finished` until `deadline` has passed. The service manager is
     /// asked for as much time, whatever its own timeout for stopping.
     pub async fn drain(&self, deadline: Duration, finished: impl Future<Output = ()>) -> Drained {

@@ -2,10 +2,10 @@
 
 use std::{ffi::OsString, io::IsTerminal, os::fd::AsFd, path::PathBuf, time::Duration};
 
-use vitriol_ipc::{BaseDirs, DirsError, HouseDirs};
+use vitriol_ipc::{BaseDirs, DirsError, HouseDirs, Inherited};
 use vitriol_profile::{ModelFile, ModelReference};
 
-use crate::{Exit, Failure, Inherited};
+use crate::{Exit, Failure};
 
 /// What a process learns from its environment, read once by main and handed down.
 #[derive(Clone, Debug, Default)]
@@ -27,7 +27,7 @@ pub struct Environment {
     pub isa: Option<String>,
     /// Standard error is the stream that `$JOURNAL_STREAM` names: the log belongs in the journal.
     pub journal: bool,
-    /// `$LISTEN_FDS`: sockets that the service manager opened for this process.
+    /// `$LISTEN_FDS`: what the service manager opened or kept for this process.
     pub inherited: Inherited,
     /// Standard error is a terminal and `$NO_COLOR` is unset.
     pub color: bool,
@@ -69,7 +69,7 @@ impl Environment {
             log_filter: text("VITRIOL_LOG"),
             isa: text("VITRIOL_ISA"),
             journal: text("JOURNAL_STREAM").is_some_and(|stream| is_stderr(&stream)),
-            inherited: Inherited::from_process(),
+            inherited: Inherited::from_process(text("LISTEN_FDNAMES").as_deref()),
             color: value("NO_COLOR").is_none() && std::io::stderr().is_terminal(),
             path: value("PATH"),
         }

@@ -3,8 +3,10 @@
 use std::{
     ffi::OsStr,
     fmt::Write,
-    io,
+    io::{self, IoSlice},
+    mem::MaybeUninit,
     os::{
+        fd::BorrowedFd,
         linux::net::SocketAddrExt,
         unix::{
             ffi::OsStrExt,
@@ -18,6 +20,7 @@ use std::{
     time::{Duration, Instant},
 };
 
+use rustix::net::{SendAncillaryBuffer, SendAncillaryMessage, SendFlags, sendmsg};
 pub use sd_notify::NotifyState;
 
 /// The service manager's notification socket, or nothing at all.
@@ -55,6 +58,32 @@ impl Notifier {
         if let Err(error) = socket.send(message.as_bytes()) {
             tracing::debug!(%error, "notifying the service manager failed");
         }
+    }
+
+    /// Gives the manager a copy of `descriptor` to keep under `name`.
+    ///
+    /// Errors: it does not listen or is busy; nothing is kept then.
+    pub fn keep(&self, name: &str, descriptor: BorrowedFd<'_>) -> io::Result<()> {
+        let Some(socket) = &self.socket else {
+            return Ok(());
+        };
+        // It need not watch the descriptor for its end: shared memory has none.
+        let message = format!("FDSTORE=1\nFDNAME={name}\nFDPOLL=0\n");
+        let descriptors = [descriptor];
+        let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(1))];
+        let mut ancillary = SendAncillaryBuffer::new(&mut space);
+        if !ancillary.push(SendAncillaryMessage::ScmRights(&descriptors)) {
+            return Err(io::Error::other("no room for one descriptor"));
+        }
+        let message = [IoSlice::new(message.as_bytes())];
+        sendmsg(socket, &message, &mut ancillary, SendFlags::NOSIGNAL)?;
+        Ok(())
+    }
+
+    /// Has the manager forget what it keeps under `name`.
+    pub fn forget(&self, name: &str) {
+        let states = format!("FDSTOREREMOVE=1\nFDNAME={name}");
+        self.send(&[NotifyState::Custom(&states)]);
     }
 }
 

@@ -4,6 +4,7 @@
 mod connect;
 mod descriptor;
 mod dirs;
+mod inherited;
 mod listener;
 mod process;
 mod trust;
@@ -11,5 +12,6 @@ mod trust;
 pub use connect::connect;
 pub use descriptor::{receive_descriptor, send_descriptor};
 pub use dirs::{BaseDirs, DirsError, HouseDirs, create_private_dir};
+pub use inherited::Inherited;
 pub use listener::{BindError, Incoming, Listener};
 pub use process::{Process, is_gone};

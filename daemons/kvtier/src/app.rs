@@ -1,11 +1,15 @@
 //! The process: from settings to a tier that serves, and down again with what it has on disk.
 
-use std::{sync::Arc, time::Duration};
+use std::{
+    os::fd::{AsFd, OwnedFd},
+    sync::Arc,
+    time::Duration,
+};
 
 use tokio::{sync::Notify, time::MissedTickBehavior};
 use tonic::service::Routes;
 use vitriol_chassis::{Daemon, Drained, Exit, Failure, Health, OrExit, RpcServer};
-use vitriol_ipc::Listener;
+use vitriol_ipc::{Inherited, Listener};
 use vitriol_proto::kvtier::v1::kv_tier_server::KvTierServer;
 use vitriol_sysfs::Sysfs;
 use vitriol_units::Bytes;
@@ -29,19 +33,23 @@ use crate::{
 /// Time between two looks at what there is, for the status line; a watchdog may want it sooner.
 const BEAT: Duration = Duration::from_secs(1);
 
+/// Under what name the service manager keeps the arena.
+const ARENA: &str = "arena";
+
 /// Where the mirror keeps what it wrote, day by day.
 const LEDGER: &str = "endurance.tsv";
 
-/// Runs the tier until it is told to stop: bind, take memory, announce, spill, flush.
+/// Runs the tier until it is told to stop: bind, take memory, announce, spill, flush. An arena among
+/// `inherited` is taken over; a new one is given to the service manager to keep.
 ///
 /// Errors: a socket is held by another, less memory is available than the arena takes (exit 69),
 /// directories that cannot be used (78).
-pub async fn run(config: Config, daemon: Daemon) -> Result<(), Failure> {
+pub async fn run(config: Config, inherited: Inherited, daemon: Daemon) -> Result<(), Failure> {
     let calls = Listener::bind(&config.socket)?;
     let arena_socket = Listener::bind(&config.arena_socket)?;
     daemon.board.loading("taking memory", 0, config.arena_bytes);
-    let (arena_bytes, slot_bytes) = (config.arena_bytes, config.slot_bytes);
-    let arena = blocking(move || new_arena(arena_bytes, slot_bytes)).await??;
+    let kept = inherited.take_kept(ARENA).or_exit(Exit::Dependency)?;
+    let arena = open_arena(kept, config.arena_bytes, config.slot_bytes, &daemon).await?;
     let writing = WriterConfig::default();
     let mirror = config.mirror.map(|mirror| start_mirror(mirror, writing));
     let tier = Arc::new(Tier::new(arena, mirror.transpose()?));
@@ -95,6 +103,54 @@ pub async fn run(config: Config, daemon: Daemon) -> Result<(), Failure> {
         tracing::warn!(left, deadline_passed, "records are in memory alone");
     }
     stopped
+}
+
+/// The arena that the service manager kept, or a new one, which it is to keep.
+async fn open_arena(
+    kept: Vec<OwnedFd>,
+    bytes: u64,
+    slot_bytes: u64,
+    daemon: &Daemon,
+) -> Result<Arena, Failure> {
+    let was_kept = !kept.is_empty();
+    if let Some(arena) = blocking(move || find_arena(kept, bytes, slot_bytes)).await? {
+        return Ok(arena);
+    }
+    if was_kept {
+        // Before there is another: the memory of both may be more than there is.
+        daemon.forget(ARENA);
+    }
+    let arena = blocking(move || new_arena(bytes, slot_bytes)).await??;
+    if let Err(error) = daemon.keep(ARENA, arena.as_fd()) {
+        tracing::warn!(%error, "the service manager does not keep the arena; a restart loses it");
+    }
+    Ok(arena)
+}
+
+/// The kept arena of the size that is asked for. Others are given up, with what they hold.
+fn find_arena(kept: Vec<OwnedFd>, bytes: u64, slot_bytes: u64) -> Option<Arena> {
+    kept.into_iter()
+        .find_map(|kept| match Arena::take_over(kept) {
+            Ok(arena) if arena.is_of(bytes, slot_bytes) => {
+                tracing::info!(
+                    slots = arena.slots(),
+                    epoch = arena.epoch(),
+                    "the arena is there again"
+                );
+                Some(arena)
+            }
+            Ok(arena) => {
+                tracing::info!(
+                    slots = arena.slots(),
+                    "the arena that was kept has another size"
+                );
+                None
+            }
+            Err(error) => {
+                tracing::warn!(%error, "what was kept as the arena cannot be taken over");
+                None
+            }
+        })
 }
 
 fn new_arena(bytes: u64, slot_bytes: u64) -> Result<Arena, Failure> {

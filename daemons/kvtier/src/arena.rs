@@ -89,6 +89,12 @@ impl Arena {
         Ok(arena)
     }
 
+    /// Whether [`Arena::create`] would make one of this size.
+    pub fn is_of(&self, bytes: u64, slot_bytes: u64) -> bool {
+        let slots = plan_slots(bytes, slot_bytes).ok();
+        slots == Some(self.header.slots) && slot_bytes == self.header.slot_bytes
+    }
+
     pub fn id(&self) -> ArenaId {
         self.header.id
     }
@@ -309,6 +315,9 @@ mod tests {
             found = again(found).unwrap();
             assert_eq!((found.epoch(), found.id()), (epoch, [3; 16]));
         }
+        let bytes = found.bytes();
+        assert!(found.is_of(bytes, SLOT_BYTES));
+        assert!(!found.is_of(2 * bytes, SLOT_BYTES) && !found.is_of(bytes, 2 * SLOT_BYTES));
         let payload = found.read_payload(2, &header);
         assert_eq!(payload.as_deref(), Some(&b"payload"[..]));
         let expected = |slot| if slot == 2 { header } else { SlotHeader::FREE };

@@ -13,7 +13,7 @@ fn main() -> ExitCode {
             .log_format(log_format)
             .drain(config.drain);
         chassis::run(setup, &environment, async |daemon| {
-            run(config, daemon).await
+            run(config, environment.inherited.clone(), daemon).await
         })
     })
 }

@@ -2,12 +2,21 @@
 
 use std::{
     fs,
-    os::unix::net::UnixDatagram,
+    io::IoSliceMut,
+    mem::MaybeUninit,
+    os::{
+        fd::{AsFd, AsRawFd, OwnedFd},
+        unix::net::UnixDatagram,
+    },
     path::{Path, PathBuf},
     process::{Child, Command, Stdio},
 };
 
-use rustix::process::Signal;
+use rustix::{
+    io::{FdFlags, fcntl_setfd},
+    net::{RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, recvmsg},
+    process::Signal,
+};
 use vitriol_ipc::connect;
 use vitriol_proto::{
     kvtier::v1::found::Kind as Found,
@@ -27,6 +36,10 @@ struct Running {
     child: Child,
     /// What it says to its service manager.
     notify: UnixDatagram,
+    /// What it has its service manager do with descriptors.
+    store: Vec<String>,
+    /// What it gave its service manager to keep.
+    kept: Option<OwnedFd>,
 }
 
 /// Four slots.
@@ -63,13 +76,34 @@ impl House {
 
     /// Starts it and waits until it says that it is ready.
     fn start(&self) -> Running {
+        self.start_with(&mut self.command())
+    }
+
+    /// The same with what the service manager kept.
+    fn start_again(&self, kept: &OwnedFd) -> Running {
+        let mut command = self.command();
+        command
+            .env("LISTEN_FDS", "1")
+            .env("LISTEN_FDNAMES", "arena")
+            .env("LISTEN_FDS_FIRST_FD", kept.as_raw_fd().to_string());
+        fcntl_setfd(kept, FdFlags::empty()).unwrap();
+        let running = self.start_with(&mut command);
+        fcntl_setfd(kept, FdFlags::CLOEXEC).unwrap();
+        running
+    }
+
+    fn start_with(&self, command: &mut Command) -> Running {
         let address = self.at("notify");
         // Of the run before.
         fs::remove_file(&address).ok();
         let notify = UnixDatagram::bind(address).unwrap();
         notify.set_read_timeout(Some(DEADLINE)).unwrap();
-        let child = self.command().spawn().unwrap();
-        let running = Running { child, notify };
+        let mut running = Running {
+            child: command.spawn().unwrap(),
+            notify,
+            store: Vec::new(),
+            kept: None,
+        };
         while !running.hear().contains("READY=1") {}
         running
     }
@@ -95,10 +129,24 @@ impl House {
 
 impl Running {
     /// What it says next.
-    fn hear(&self) -> String {
+    fn hear(&mut self) -> String {
         let mut buffer = [0; 4096];
-        let length = self.notify.recv(&mut buffer).expect("it says something");
-        String::from_utf8(buffer[..length].to_vec()).unwrap()
+        let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(1))];
+        let mut ancillary = RecvAncillaryBuffer::new(&mut space);
+        let mut into = [IoSliceMut::new(&mut buffer)];
+        let flags = RecvFlags::CMSG_CLOEXEC;
+        let heard = recvmsg(self.notify.as_fd(), &mut into, &mut ancillary, flags);
+        let length = heard.expect("it says something").bytes;
+        for message in ancillary.drain() {
+            if let RecvAncillaryMessage::ScmRights(descriptors) = message {
+                self.kept = descriptors.last();
+            }
+        }
+        let said = String::from_utf8(buffer[..length].to_vec()).unwrap();
+        if said.contains("FDSTORE") {
+            self.store.push(said.clone());
+        }
+        said
     }
 
     /// Asks it to end; its exit code.
@@ -173,6 +221,64 @@ async fn what_was_sealed_is_on_disk_when_it_has_ended() {
 }
 
 #[tokio::test]
+async fn what_was_sealed_is_in_memory_when_it_was_killed() {
+    let house = House::new(&format!("{SMALL}mirror = false"));
+    let mut running = house.start();
+    assert_eq!(running.store, ["FDSTORE=1\nFDNAME=arena\nFDPOLL=0\n"]);
+    let kept = running.kept.take().unwrap();
+    let mut engine = house.attach().await;
+    for key in 1..=3 {
+        engine.store(key).await;
+    }
+    let id = engine.arena_id().to_vec();
+    // By SIGKILL.
+    drop((running, engine));
+
+    let running = house.start_again(&kept);
+    assert_eq!(running.store, [""; 0], "it is kept already");
+    let mut engine = house.attach().await;
+    assert_eq!(engine.arena_id(), id);
+    for key in 1..=3 {
+        let found = engine.look(key).await;
+        assert!(engine.holds(&found, key), "{found:?}");
+    }
+    assert!(
+        house
+            .metrics()
+            .await
+            .contains("vitriol_kvtier_slots_free 1\n")
+    );
+    engine.store(4).await;
+    assert_eq!(running.stop(), Some(0));
+}
+
+#[tokio::test]
+async fn what_was_kept_and_is_not_the_arena_that_is_wanted_is_given_up() {
+    let house = House::new(SMALL);
+    let mut running = house.start();
+    let arena = running.kept.take().unwrap();
+    let mut engine = house.attach().await;
+    engine.store(1).await;
+    let id = engine.arena_id().to_vec();
+    assert_eq!(running.stop(), Some(0));
+    house.set("enabled = true\narena_bytes = '8 MiB'\nslot_bytes = '1 MiB'");
+    let no_arena: OwnedFd = tempfile::tempfile().unwrap().into();
+    for kept in [arena, no_arena] {
+        let running = house.start_again(&kept);
+        let anew = [
+            "FDSTOREREMOVE=1\nFDNAME=arena\n",
+            "FDSTORE=1\nFDNAME=arena\nFDPOLL=0\n",
+        ];
+        assert_eq!(running.store, anew);
+        let mut engine = house.attach().await;
+        assert_ne!(engine.arena_id(), id);
+        // The mirror has what the memory had.
+        until_mirrored(&mut engine, 1).await;
+        assert_eq!(running.stop(), Some(0));
+    }
+}
+
+#[tokio::test]
 async fn without_a_mirror_nothing_is_written() {
     let house = House::new(&format!("{SMALL}mirror = false"));
     let running = house.start();
@@ -191,7 +297,7 @@ async fn a_mirror_that_fails_costs_neither_the_service_nor_the_end() {
     // A file is in the way of the directory.
     fs::create_dir_all(house.mirror().parent().unwrap()).unwrap();
     fs::write(house.mirror(), "").unwrap();
-    let running = house.start();
+    let mut running = house.start();
     let mut engine = house.attach().await;
     engine.store(1).await;
     let found = engine.look(1).await;
