@@ -1,6 +1,8 @@
 //! The one place where a process of the house reads its environment.
 
-use std::{ffi::OsString, io::IsTerminal, os::fd::AsFd, path::PathBuf, time::Duration};
+use std::{
+    ffi::OsString, io::IsTerminal, net::SocketAddr, os::fd::AsFd, path::PathBuf, time::Duration,
+};
 
 use vitriol_ipc::{BaseDirs, DirsError, HouseDirs, Inherited};
 use vitriol_profile::{ModelFile, ModelReference};
@@ -97,6 +99,11 @@ impl Environment {
     /// The directories of this user's house on the default address.
     pub fn dirs(&self) -> Result<HouseDirs, DirsError> {
         HouseDirs::resolve(&self.base_dirs)
+    }
+
+    /// The directories of this user's house on `listen`, of which this process is one.
+    pub fn dirs_for(&self, listen: SocketAddr) -> Result<HouseDirs, DirsError> {
+        Ok(self.dirs()?.for_listen(listen, std::process::id()))
     }
 }
 

@@ -3,8 +3,7 @@
 use std::{
     ffi::OsStr,
     fmt::Write,
-    io::{self, IoSlice},
-    mem::MaybeUninit,
+    io,
     os::{
         fd::BorrowedFd,
         linux::net::SocketAddrExt,
@@ -20,8 +19,8 @@ use std::{
     time::{Duration, Instant},
 };
 
-use rustix::net::{SendAncillaryBuffer, SendAncillaryMessage, SendFlags, sendmsg};
 pub use sd_notify::NotifyState;
+use vitriol_ipc::send_with_descriptor;
 
 /// The service manager's notification socket, or nothing at all.
 #[derive(Clone, Debug, Default)]
@@ -69,15 +68,7 @@ impl Notifier {
         };
         // It need not watch the descriptor for its end: shared memory has none.
         let message = format!("FDSTORE=1\nFDNAME={name}\nFDPOLL=0\n");
-        let descriptors = [descriptor];
-        let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(1))];
-        let mut ancillary = SendAncillaryBuffer::new(&mut space);
-        if !ancillary.push(SendAncillaryMessage::ScmRights(&descriptors)) {
-            return Err(io::Error::other("no room for one descriptor"));
-        }
-        let message = [IoSlice::new(message.as_bytes())];
-        sendmsg(socket, &message, &mut ancillary, SendFlags::NOSIGNAL)?;
-        Ok(())
+        send_with_descriptor(socket, message.as_bytes(), descriptor)
     }
 
     /// Has the manager forget what it keeps under `name`.

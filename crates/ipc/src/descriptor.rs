@@ -3,7 +3,7 @@
 use std::{
     io::{self, IoSlice, IoSliceMut},
     mem::MaybeUninit,
-    os::fd::{BorrowedFd, OwnedFd},
+    os::fd::{AsFd, BorrowedFd, OwnedFd},
 };
 
 use rustix::net::{
@@ -20,18 +20,27 @@ const MARK: u8 = b'F';
 ///
 /// Errors: the peer is gone.
 pub async fn send_descriptor(stream: &UnixStream, descriptor: BorrowedFd<'_>) -> io::Result<()> {
-    let descriptors = [descriptor];
-    let send = || {
-        let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(1))];
-        let mut ancillary = SendAncillaryBuffer::new(&mut space);
-        if !ancillary.push(SendAncillaryMessage::ScmRights(&descriptors)) {
-            return Err(io::Error::other("no room for one descriptor"));
-        }
-        let mark = [IoSlice::new(&[MARK])];
-        sendmsg(stream, &mark, &mut ancillary, SendFlags::NOSIGNAL)?;
-        Ok(())
-    };
+    let send = || send_with_descriptor(stream, &[MARK], descriptor);
     stream.async_io(Interest::WRITABLE, send).await
+}
+
+/// Sends `bytes` and `descriptor` (SCM_RIGHTS) in one message.
+///
+/// Errors: the peer is gone, or the socket takes nothing now.
+pub fn send_with_descriptor(
+    socket: impl AsFd,
+    bytes: &[u8],
+    descriptor: BorrowedFd<'_>,
+) -> io::Result<()> {
+    let descriptors = [descriptor];
+    let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(1))];
+    let mut ancillary = SendAncillaryBuffer::new(&mut space);
+    if !ancillary.push(SendAncillaryMessage::ScmRights(&descriptors)) {
+        return Err(io::Error::other("no room for one descriptor"));
+    }
+    let bytes = [IoSlice::new(bytes)];
+    sendmsg(socket, &bytes, &mut ancillary, SendFlags::NOSIGNAL)?;
+    Ok(())
 }
 
 /// Receives what [`send_descriptor`] sent. Cancel-safe.
@@ -70,7 +79,6 @@ mod tests {
     use std::{
         fs::File,
         io::{Read, Seek, Write},
-        os::fd::AsFd,
     };
 
     use tokio::io::AsyncWriteExt;

@@ -10,7 +10,7 @@ mod process;
 mod trust;
 
 pub use connect::connect;
-pub use descriptor::{receive_descriptor, send_descriptor};
+pub use descriptor::{receive_descriptor, send_descriptor, send_with_descriptor};
 pub use dirs::{BaseDirs, DirsError, HouseDirs, create_private_dir};
 pub use inherited::Inherited;
 pub use listener::{BindError, Incoming, Listener};

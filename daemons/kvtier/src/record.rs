@@ -26,3 +26,23 @@ pub struct Record {
     /// XXH3-64 of the payload; means nothing before the record is sealed.
     pub xxh3: u64,
 }
+
+/// For properties of what holds records.
+#[cfg(test)]
+pub(crate) fn any_record() -> impl proptest::prelude::Strategy<Value = Record> {
+    use proptest::prelude::*;
+
+    let names = any::<([u8; 32], [u8; 16], u32, [u8; 32])>();
+    let numbers = any::<(u32, u32, u64, u64)>();
+    (names, numbers).prop_map(|((key, tag, group, parent), numbers)| {
+        let (tokens, saved_us, length, xxh3) = numbers;
+        Record {
+            name: RecordName { key, tag, group },
+            parent,
+            tokens,
+            saved_us,
+            length,
+            xxh3,
+        }
+    })
+}

@@ -37,9 +37,7 @@ impl Args {
     /// Errors: of the profile or the directories (exit 78).
     pub fn load(self, environment: &Environment) -> Result<(Config, LogFormat), Failure> {
         let profile = Profile::load(self.profile.as_deref(), &Overrides::new())?;
-        let dirs = environment
-            .dirs()?
-            .for_listen(profile.house.listen, std::process::id());
+        let dirs = environment.dirs_for(profile.house.listen)?;
         let places = Places {
             socket: self.socket,
             engine_socket: self.engine_socket,

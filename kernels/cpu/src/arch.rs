@@ -10,6 +10,16 @@ macro_rules! across_four {
     }};
 }
 
+/// The same of sixteen lanes in two halves: i with i + 8, then + 4.
+#[cfg(target_arch = "x86_64")]
+macro_rules! across_halves {
+    ($op256:ident, $op128:ident, $low:expr, $high:expr) => {{
+        let v = $op256($low, $high);
+        let v = $op128(_mm256_castps256_ps128(v), _mm256_extractf128_ps::<1>(v));
+        across_four!($op128, v)
+    }};
+}
+
 #[cfg(target_arch = "x86_64")]
 pub(crate) mod avx2;
 #[cfg(target_arch = "x86_64")]

@@ -222,18 +222,15 @@ impl KvStore {
     /// Errors: as [`KvStore::commit`]
     pub fn commit_part(&mut self, pages: usize) -> Result<bool, KvError> {
         let within = pages.min(self.shape.pages);
-        let tensors = sides_mut(&mut self.tensors, self.shape, within);
-        let mut are_more = false;
-        let mut done = None;
-        for (tensor, bytes) in tensors.filter(|(tensor, to)| tensor.committed_bytes() < *to) {
-            are_more = done.is_some();
-            if are_more {
-                break;
+        {
+            let tensors = sides_mut(&mut self.tensors, self.shape, within);
+            let mut lacking = tensors.filter(|(tensor, to)| tensor.committed_bytes() < *to);
+            if let Some((tensor, bytes)) = lacking.next() {
+                tensor.commit(bytes)?;
             }
-            done = Some(tensor.commit(bytes)?);
-        }
-        if are_more {
-            return Ok(false);
+            if lacking.next().is_some() {
+                return Ok(false);
+            }
         }
         self.commit(pages)?;
         Ok(true)

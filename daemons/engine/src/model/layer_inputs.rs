@@ -5,17 +5,16 @@ use super::{
     weights::{Linear, TensorSource},
 };
 use crate::forward::Activations;
-use vitriol_kernels_cpu::PanelMatrix;
+use vitriol_kernels_cpu::{Gate, PanelMatrix, TokenRows};
 
 /// Intermediate results, reused.
 #[derive(Debug, Default)]
 pub struct LayerInputRows {
     /// (n, layers · width)
     all: Vec<f32>,
-    /// (n, width), as those that follow: what one layer takes of them, its gate, the two together.
+    /// (n, width), as what follows: what one layer takes of them, and its gate.
     own: Vec<f32>,
     gate: Vec<f32>,
-    gated: Vec<f32>,
 }
 
 /// What the model holds for all layers.
@@ -107,17 +106,19 @@ impl LayerInput {
             all: inputs,
             own,
             gate,
-            gated,
         } = &mut act.layer_inputs;
         own.clear();
         for row in inputs.chunks_exact(all) {
             own.extend_from_slice(&row[layer * self.width..][..self.width]);
         }
         gate.resize(n * self.width, 0.0);
-        gated.resize(n * self.width, 0.0);
         self.gate.forward(device, &act.x, n, gate);
-        device.gelu_mul(gate, own, gated);
-        self.proj.forward(device, gated, n, &mut act.delta);
+        let gated = TokenRows::Gated {
+            gate,
+            up: own,
+            by: Gate::GeluTanh,
+        };
+        self.proj.forward_of(device, &gated, n, &mut act.delta);
         device.rms_norm_in_place(&mut act.delta, &self.norm, hyper.rms_eps);
         device.add_assign(&mut act.x, &act.delta);
     }

@@ -168,6 +168,19 @@ impl Peer {
         tokio::time::timeout(DEADLINE, read).await.expect("in time");
     }
 
+    /// A request whose answer has begun and goes on for a while.
+    async fn stream_without_end(&mut self, request_id: u64) {
+        self.submit(Submit {
+            ignore_eog: true,
+            ..text(request_id, "Once upon a time", 900)
+        })
+        .await;
+        self.until(request_id, |own| {
+            own.iter().any(|k| matches!(k, Kind::Delta(_)))
+        })
+        .await;
+    }
+
     async fn text(&mut self, request_id: u64) -> (String, Finished) {
         self.until(request_id, |own| {
             matches!(own.last(), Some(Kind::Finished(_) | Kind::Failed(_)))
@@ -365,13 +378,7 @@ async fn while_the_machine_is_short_of_memory_only_what_was_accepted_goes_on() {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn cancelling_ends_a_request_and_frees_its_pages() {
     let mut peer = Peer::connect();
-    peer.submit(Submit {
-        ignore_eog: true,
-        ..text(1, "Once upon a time", 900)
-    })
-    .await;
-    peer.until(1, |own| own.iter().any(|k| matches!(k, Kind::Delta(_))))
-        .await;
+    peer.stream_without_end(1).await;
     peer.send(session_request::Kind::Cancel(Cancel { request_id: 1 }))
         .await;
     let (_, finished) = peer.text(1).await;
@@ -387,13 +394,7 @@ async fn cancelling_ends_a_request_and_frees_its_pages() {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_stream_that_ends_cancels_its_requests() {
     let mut peer = Peer::connect();
-    peer.submit(Submit {
-        ignore_eog: true,
-        ..text(1, "Once upon a time", 900)
-    })
-    .await;
-    peer.until(1, |own| own.iter().any(|k| matches!(k, Kind::Delta(_))))
-        .await;
+    peer.stream_without_end(1).await;
     drop(peer);
     everything_given_back().await;
 }

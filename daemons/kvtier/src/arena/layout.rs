@@ -161,6 +161,7 @@ mod tests {
     use proptest::prelude::*;
 
     use super::*;
+    use crate::record::any_record;
 
     const ID: ArenaId = [9; 16];
 
@@ -173,23 +174,11 @@ mod tests {
             Just(State::Spilled),
             Just(State::Dropped),
         ];
-        let names = any::<([u8; 32], [u8; 16], u32, [u8; 32])>();
-        let numbers = any::<(u32, u32, u32, u32, u64, u64)>();
-        (state, names, numbers).prop_map(|(state, names, numbers)| {
-            let (key, tag, group, parent) = names;
-            let (epoch, generation, tokens, saved_us, length, xxh3) = numbers;
-            SlotHeader {
-                state,
-                stamp: Stamp { epoch, generation },
-                record: Record {
-                    name: RecordName { key, tag, group },
-                    parent,
-                    tokens,
-                    saved_us,
-                    length,
-                    xxh3,
-                },
-            }
+        let stamps = any::<(u32, u32)>();
+        (state, stamps, any_record()).prop_map(|(state, (epoch, generation), record)| SlotHeader {
+            state,
+            stamp: Stamp { epoch, generation },
+            record,
         })
     }
 

@@ -80,24 +80,7 @@ mod tests {
     use proptest::prelude::*;
 
     use super::*;
-
-    fn any_record() -> impl Strategy<Value = Record> {
-        let names = any::<([u8; 32], [u8; 16], u32, [u8; 32])>();
-        (names, any::<(u32, u32, u64, u64)>()).prop_map(
-            |(names, (tokens, saved_us, length, xxh3))| Record {
-                name: RecordName {
-                    key: names.0,
-                    tag: names.1,
-                    group: names.2,
-                },
-                parent: names.3,
-                tokens,
-                saved_us,
-                length,
-                xxh3,
-            },
-        )
-    }
+    use crate::record::any_record;
 
     #[test]
     fn the_bytes_are_these() {

@@ -108,20 +108,12 @@ impl<const VNNI: bool> Simd for Avx2<VNNI> {
     #[inline(always)]
     fn sum(self, v: Self::F) -> f32 {
         // SAFETY: the witness shows that the instructions exist.
-        unsafe {
-            let v = _mm256_add_ps(v[0], v[1]);
-            let v = _mm_add_ps(_mm256_castps256_ps128(v), _mm256_extractf128_ps::<1>(v));
-            across_four!(_mm_add_ps, v)
-        }
+        unsafe { across_halves!(_mm256_add_ps, _mm_add_ps, v[0], v[1]) }
     }
     #[inline(always)]
     fn largest(self, v: Self::F) -> f32 {
         // SAFETY: the witness shows that the instructions exist.
-        unsafe {
-            let v = _mm256_max_ps(v[0], v[1]);
-            let v = _mm_max_ps(_mm256_castps256_ps128(v), _mm256_extractf128_ps::<1>(v));
-            across_four!(_mm_max_ps, v)
-        }
+        unsafe { across_halves!(_mm256_max_ps, _mm_max_ps, v[0], v[1]) }
     }
     #[inline(always)]
     fn keep(self, v: Self::F, from: usize, to: usize, fill: f32) -> Self::F {

@@ -92,17 +92,15 @@ impl Simd for Avx512 {
     #[inline(always)]
     fn sum(self, v: Self::F) -> f32 {
         op!({
-            let v = _mm256_add_ps(_mm512_castps512_ps256(v), _mm512_extractf32x8_ps::<1>(v));
-            let v = _mm_add_ps(_mm256_castps256_ps128(v), _mm256_extractf128_ps::<1>(v));
-            across_four!(_mm_add_ps, v)
+            let (low, high) = (_mm512_castps512_ps256(v), _mm512_extractf32x8_ps::<1>(v));
+            across_halves!(_mm256_add_ps, _mm_add_ps, low, high)
         })
     }
     #[inline(always)]
     fn largest(self, v: Self::F) -> f32 {
         op!({
-            let v = _mm256_max_ps(_mm512_castps512_ps256(v), _mm512_extractf32x8_ps::<1>(v));
-            let v = _mm_max_ps(_mm256_castps256_ps128(v), _mm256_extractf128_ps::<1>(v));
-            across_four!(_mm_max_ps, v)
+            let (low, high) = (_mm512_castps512_ps256(v), _mm512_extractf32x8_ps::<1>(v));
+            across_halves!(_mm256_max_ps, _mm_max_ps, low, high)
         })
     }
     #[inline(always)]

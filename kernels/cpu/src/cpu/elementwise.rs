@@ -1,7 +1,6 @@
-use super::{Cpu, Shared};
+use super::{Cpu, Gate, Shared};
 use crate::kv::{KvPlace, KvStore, PAGE_TOKENS, Side};
 use crate::rope::RopeAngles;
-use crate::table::Clamped;
 
 /// Elements per item of an elementwise op: below that a dispatch costs more than it saves.
 const ITEM_LEN: usize = 16 << 10;
@@ -79,13 +78,7 @@ impl Cpu {
     ///
     /// Shapes: all of one length
     pub fn silu_mul(&self, gate: &[f32], up: &[f32], out: &mut [f32]) {
-        assert_eq!(gate.len(), up.len(), "gate and up have one shape");
-        assert_eq!(gate.len(), out.len(), "gate and out have one shape");
-        self.for_rows(out, 1, |first, out| {
-            let (gate, up) = (&gate[first..][..out.len()], &up[first..][..out.len()]);
-            // SAFETY: the table was chosen for this processor.
-            unsafe { (self.table.silu_mul)(gate, up, out) };
-        });
+        self.gated(Gate::Silu, gate, up, out);
     }
 
     /// Gated GELU in its tanh form, element by element: out = gelu(gate)·up.
@@ -94,13 +87,7 @@ impl Cpu {
     /// Numerics: no table; relative error as [`Cpu::silu_mul`], and far below zero, where the result
     ///           vanishes, what the exponential makes of its rounded argument
     pub fn gelu_mul(&self, gate: &[f32], up: &[f32], out: &mut [f32]) {
-        assert_eq!(gate.len(), up.len(), "gate and up have one shape");
-        assert_eq!(gate.len(), out.len(), "gate and out have one shape");
-        self.for_rows(out, 1, |first, out| {
-            let (gate, up) = (&gate[first..][..out.len()], &up[first..][..out.len()]);
-            // SAFETY: the table was chosen for this processor.
-            unsafe { (self.table.gelu_mul)(gate, up, out) };
-        });
+        self.gated(Gate::GeluTanh, gate, up, out);
     }
 
     /// Clamped SwiGLU of gpt-oss, element by element: out = g·σ(alpha·g)·(u + 1), with g the gate and
@@ -115,17 +102,16 @@ impl Cpu {
         limit: f32,
         out: &mut [f32],
     ) {
+        self.gated(Gate::SwigluClamped { alpha, limit }, gate, up, out);
+    }
+
+    fn gated(&self, by: Gate, gate: &[f32], up: &[f32], out: &mut [f32]) {
         assert_eq!(gate.len(), up.len(), "gate and up have one shape");
         assert_eq!(gate.len(), out.len(), "gate and out have one shape");
         self.for_rows(out, 1, |first, out| {
-            let arguments = Clamped {
-                gate: &gate[first..][..out.len()],
-                up: &up[first..][..out.len()],
-                alpha,
-                limit,
-            };
+            let (gate, up) = (&gate[first..][..out.len()], &up[first..][..out.len()]);
             // SAFETY: the table was chosen for this processor.
-            unsafe { (self.table.swiglu_clamped)(&arguments, out) };
+            unsafe { by.apply(self.table, gate, up, out) };
         });
     }
 

@@ -16,6 +16,37 @@ pub enum Gate {
     },
 }
 
+impl Gate {
+    /// out = gate·up.
+    ///
+    /// # Safety
+    /// The table is for this processor; all of one length.
+    pub(super) unsafe fn apply(
+        self,
+        table: &KernelTable,
+        gate: &[f32],
+        up: &[f32],
+        out: &mut [f32],
+    ) {
+        // SAFETY: the caller's promise.
+        unsafe {
+            match self {
+                Gate::Silu => (table.silu_mul)(gate, up, out),
+                Gate::GeluTanh => (table.gelu_mul)(gate, up, out),
+                Gate::SwigluClamped { alpha, limit } => {
+                    let arguments = Clamped {
+                        gate,
+                        up,
+                        alpha,
+                        limit,
+                    };
+                    (table.swiglu_clamped)(&arguments, out);
+                }
+            }
+        }
+    }
+}
+
 /// Rows of tokens that a product multiplies. Those that are made of others are made a few at a time, just
 /// before they are encoded for the kernels: they need no memory of their own and are not fetched again.
 #[derive(Clone, Copy, Debug)]
@@ -104,19 +135,7 @@ impl Source {
                 }
                 Source::Gated(gate, up, by) => {
                     let (gate, up) = (row_of(gate), row_of(up));
-                    match by {
-                        Gate::Silu => (table.silu_mul)(gate, up, out),
-                        Gate::GeluTanh => (table.gelu_mul)(gate, up, out),
-                        Gate::SwigluClamped { alpha, limit } => {
-                            let arguments = Clamped {
-                                gate,
-                                up,
-                                alpha,
-                                limit,
-                            };
-                            (table.swiglu_clamped)(&arguments, out);
-                        }
-                    }
+                    by.apply(table, gate, up, out);
                 }
             }
         }

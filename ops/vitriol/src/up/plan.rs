@@ -63,7 +63,7 @@ impl Plan {
         let profile = args.load()?;
         profile.check_runnable()?;
         let listen = profile.house.listen;
-        let dirs = environment.dirs()?.for_listen(listen, std::process::id());
+        let dirs = environment.dirs_for(listen)?;
         let own_binary = std::env::current_exe().or_exit(Exit::Internal)?;
         let bin_dir = match &args.bin_dir {
             Some(dir) => dir.clone(),

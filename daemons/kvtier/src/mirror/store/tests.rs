@@ -28,6 +28,17 @@ impl Rig {
         }
     }
 
+    /// With these records of 5000 bytes, synced, and nobody who has the store open.
+    fn with_records(keys: std::ops::RangeInclusive<u16>) -> Self {
+        let rig = Self::new();
+        let mut store = rig.open();
+        for key in keys {
+            put(&mut store, key, 5000).unwrap();
+        }
+        store.sync().unwrap();
+        rig
+    }
+
     fn open(&self) -> SegmentStore<FaultyDisk> {
         let disk = FaultyDisk {
             inner: LocalDisk::open(self.directory.path()).unwrap(),
@@ -156,12 +167,7 @@ fn a_torn_tail_never_existed() {
 /// A tail whose size came to the disk and whose bytes did not.
 #[test]
 fn a_tail_of_zeroes_never_existed() {
-    let rig = Rig::new();
-    let mut store = rig.open();
-    put(&mut store, 1, 5000).unwrap();
-    put(&mut store, 2, 5000).unwrap();
-    store.sync().unwrap();
-    drop(store);
+    let rig = Rig::with_records(1..=2);
     rig.only_file().write_all_at(&[0; 4096], 5 * 4096).unwrap();
     let mut store = rig.open();
     assert!(store.contains(&name(2)), "its header is good");
@@ -192,13 +198,7 @@ fn a_flipped_bit_costs_its_record_and_no_other() {
         ("last byte of the payload", 4096 + 4999),
     ];
     for (class, at) in classes {
-        let rig = Rig::new();
-        let mut store = rig.open();
-        for key in 0..3 {
-            put(&mut store, key, 5000).unwrap();
-        }
-        store.sync().unwrap();
-        drop(store);
+        let rig = Rig::with_records(0..=2);
         let file = rig.only_file();
         let mut byte = [0];
         let at = 3 * 4096 + at;
@@ -212,12 +212,7 @@ fn a_flipped_bit_costs_its_record_and_no_other() {
 
 #[test]
 fn a_record_of_an_unknown_version_never_existed() {
-    let rig = Rig::new();
-    let mut store = rig.open();
-    put(&mut store, 1, 5000).unwrap();
-    put(&mut store, 2, 5000).unwrap();
-    store.sync().unwrap();
-    drop(store);
+    let rig = Rig::with_records(1..=2);
     let file = rig.only_file();
     let mut fields = [0; 128];
     file.read_exact_at(&mut fields, 0).unwrap();
@@ -250,11 +245,7 @@ fn a_length_beyond_the_file_never_existed() {
 /// A segment under another's number, as a careless copy leaves it.
 #[test]
 fn a_copied_segment_is_none() {
-    let rig = Rig::new();
-    let mut store = rig.open();
-    put(&mut store, 1, 5000).unwrap();
-    store.sync().unwrap();
-    drop(store);
+    let rig = Rig::with_records(1..=1);
     let file = rig.files().remove(0);
     fs::rename(&file, file.with_file_name("00000000000000aa.seg")).unwrap();
     assert!(!rig.open().contains(&name(1)));
