@@ -4,6 +4,7 @@
 mod connect;
 mod descriptor;
 mod dirs;
+mod file_lock;
 mod inherited;
 mod listener;
 mod process;
@@ -12,6 +13,7 @@ mod trust;
 pub use connect::connect;
 pub use descriptor::{receive_descriptor, send_descriptor, send_with_descriptor};
 pub use dirs::{BaseDirs, DirsError, HouseDirs, create_private_dir};
+pub use file_lock::FileLock;
 pub use inherited::Inherited;
 pub use listener::{BindError, Incoming, Listener};
 pub use process::{Process, is_gone};

@@ -15,14 +15,13 @@ use std::{
     time::Duration,
 };
 
-use rustix::fs::{FlockOperation, flock};
 use tokio::{
     net::{UnixListener, UnixStream},
     time::Sleep,
 };
 use tokio_stream::Stream;
 
-use crate::{DirsError, create_private_dir, trust::Trust};
+use crate::{DirsError, FileLock, create_private_dir, trust::Trust};
 
 /// `sun_path` of Linux, less the closing zero.
 const SOCKET_PATH_MAX: usize = 107;
@@ -70,7 +69,7 @@ pub struct Listener {
     inner: UnixListener,
     path: PathBuf,
     trust: Trust,
-    _lock: File,
+    _lock: FileLock,
 }
 
 impl Listener {
@@ -136,7 +135,7 @@ impl Drop for Listener {
     }
 }
 
-fn take_lock(path: &Path) -> Result<File, BindError> {
+fn take_lock(path: &Path) -> Result<FileLock, BindError> {
     let mut name: OsString = path.as_os_str().to_owned();
     name.push(".lock");
     let io = |operation| {
@@ -152,14 +151,13 @@ fn take_lock(path: &Path) -> Result<File, BindError> {
         .write(true)
         .open(&name)
         .map_err(io("create its lock"))?;
-    match flock(&lock, FlockOperation::NonBlockingLockExclusive) {
-        Ok(()) => Ok(lock),
-        Err(rustix::io::Errno::WOULDBLOCK) => Err(BindError::AddressHeld {
+    FileLock::take(lock).map_err(|error| match error.kind() {
+        io::ErrorKind::WouldBlock => BindError::AddressHeld {
             path: path.to_owned(),
             pid: listening_pid(path),
-        }),
-        Err(errno) => Err(io("lock it")(errno.into())),
-    }
+        },
+        _ => io("lock it")(error),
+    })
 }
 
 /// Holding the lock, removes what a killed owner left; a listener that does not lock (of another

@@ -8,7 +8,8 @@ use std::{
     path::{Path, PathBuf},
 };
 
-use rustix::fs::{FlockOperation, OFlags, flock};
+use rustix::fs::OFlags;
+use vitriol_ipc::FileLock;
 
 /// Numbered files that are written at their end and read anywhere. Offsets, lengths and buffers are
 /// multiples of [`BLOCK_BYTES`](super::segment::BLOCK_BYTES), buffers lie at one in memory too.
@@ -41,7 +42,7 @@ pub struct LocalDisk {
     /// The page cache would hold KV a second time; file systems that cannot do without it are used
     /// with it.
     direct: bool,
-    _lock: File,
+    _lock: FileLock,
 }
 
 impl LocalDisk {
@@ -57,8 +58,7 @@ impl LocalDisk {
             fs::set_permissions(directory, Permissions::from_mode(0o700))?;
         }
         // The directory itself, so that one on a read-only file system can be read.
-        let lock = File::open(directory)?;
-        flock(&lock, FlockOperation::NonBlockingLockExclusive)?;
+        let lock = FileLock::take(File::open(directory)?)?;
         Ok(Self {
             directory: directory.to_owned(),
             open: HashMap::new(),

@@ -9,9 +9,8 @@ use std::{
     path::{Path, PathBuf},
 };
 
-use rustix::fs::{FlockOperation, flock};
 use tempfile::{NamedTempFile, TempDir};
-use vitriol_ipc::DirsError;
+use vitriol_ipc::{DirsError, FileLock};
 use vitriol_profile::catalog::KnownModel;
 use vitriol_units::Bytes;
 
@@ -117,7 +116,7 @@ pub enum Fetched {
 pub struct Cache {
     models: PathBuf,
     venv: PathBuf,
-    _lock: File,
+    _lock: FileLock,
 }
 
 impl Cache {
@@ -126,17 +125,15 @@ impl Cache {
         let models = root.join("models");
         fs::create_dir_all(&models).map_err(|source| FetchError::io("create", &models, source))?;
         let path = models.join(".lock");
-        let lock = File::options()
-            .create(true)
-            .truncate(false)
-            .write(true)
-            .open(&path)
-            .map_err(|source| FetchError::io("open", &path, source))?;
-        let locked = flock(&lock, FlockOperation::NonBlockingLockExclusive).or_else(|_| {
+        let file = || {
+            let mut options = File::options();
+            options.create(true).truncate(false).write(true).open(&path)
+        };
+        let lock = file().and_then(FileLock::take).or_else(|_| {
             tell(Step::WaitingForLock);
-            flock(&lock, FlockOperation::LockExclusive)
+            file().and_then(FileLock::wait)
         });
-        locked.map_err(|errno| FetchError::io("lock", &path, errno.into()))?;
+        let lock = lock.map_err(|source| FetchError::io("lock", &path, source))?;
         let cache = Self {
             models,
             venv: root.join("venv"),

@@ -2,15 +2,14 @@
 
 use std::{
     fs::{self, File},
-    io::{self, Read, Seek, Write},
+    io::{self, Seek, Write},
     net::{SocketAddr, TcpListener},
     path::{Path, PathBuf},
 };
 
 use anyhow::Context;
-use rustix::fs::{FlockOperation, flock};
 use vitriol_chassis::{Exit, Failure, OrExit};
-use vitriol_ipc::{HouseDirs, create_private_dir};
+use vitriol_ipc::{FileLock, HouseDirs, create_private_dir};
 use vitriol_sysfs::Sysfs;
 
 use super::units;
@@ -18,7 +17,7 @@ use super::units;
 /// Held for as long as the house runs; the kernel lets go of it when the process dies.
 #[derive(Debug)]
 pub struct HouseLock {
-    _file: File,
+    _lock: FileLock,
     /// A runtime directory that goes with the lock.
     remove: Option<PathBuf>,
 }
@@ -33,25 +32,21 @@ impl HouseLock {
     pub fn take(dirs: &HouseDirs, by_pid: bool) -> Result<Self, Failure> {
         create_private_dir(&dirs.runtime)?;
         let path = dirs.up_lock();
-        let mut file = open(&path)
+        let taken = open(&path).and_then(FileLock::take);
+        if matches!(&taken, Err(error) if error.kind() == io::ErrorKind::WouldBlock) {
+            return Err(held(&path));
+        }
+        let mut lock = taken
             .with_context(|| format!("lock file {}", path.display()))
             .or_exit(Exit::Dependency)?;
-        match flock(&file, FlockOperation::NonBlockingLockExclusive) {
-            Ok(()) => {}
-            Err(rustix::io::Errno::WOULDBLOCK) => return Err(held(&mut file)),
-            Err(errno) => {
-                let message = format!("lock file {}: {errno}", path.display());
-                return Err(Failure::new(Exit::Dependency, message));
-            }
-        }
-        write_pid(&mut file)
+        write_pid(lock.file())
             .with_context(|| format!("lock file {}", path.display()))
             .or_exit(Exit::Dependency)?;
         if by_pid {
             remove_dead_houses(dirs);
         }
         Ok(Self {
-            _file: file,
+            _lock: lock,
             remove: by_pid.then(|| dirs.runtime.clone()),
         })
     }
@@ -92,8 +87,7 @@ fn remove_dead_houses(own: &HouseDirs) {
 }
 
 fn is_locked(path: &Path) -> bool {
-    File::open(path)
-        .is_ok_and(|file| flock(&file, FlockOperation::NonBlockingLockExclusive).is_err())
+    File::open(path).is_ok_and(|file| FileLock::take(file).is_err())
 }
 
 fn open(path: &Path) -> io::Result<File> {
@@ -111,15 +105,13 @@ fn write_pid(file: &mut File) -> io::Result<()> {
     writeln!(file, "{}", std::process::id())
 }
 
-fn held(file: &mut File) -> Failure {
-    let mut text = String::new();
+fn held(path: &Path) -> Failure {
     // A holder that has not written its pid yet is named without it.
-    let pid = file
-        .read_to_string(&mut text)
-        .ok()
-        .map(|_| text.trim())
-        .filter(|t| !t.is_empty());
-    let holder = pid.map_or_else(String::new, |pid| format!(" (process {pid})"));
+    let text = fs::read_to_string(path).unwrap_or_default();
+    let holder = match text.trim() {
+        "" => String::new(),
+        pid => format!(" (process {pid})"),
+    };
     let message = format!(
         "'vitriol up'{holder} runs this house already; stop it with ctrl-C there, or start another \
          with --listen 127.0.0.1:0"
