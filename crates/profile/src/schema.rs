@@ -180,7 +180,8 @@ section! {
         request_body_timeout_ms: u64 = 60_000, "ms", 1..=3_600_000;
         /// Time a client may leave an answer unread before its connection is closed.
         reader_stall_timeout_ms: u64 = 300_000, "ms", 1000..=86_400_000;
-        /// Deadline of control calls to the engine (status, slots, model).
+        /// Deadline of control calls to the engine (status, slots, model). While it sends nothing it is
+        /// asked at ten times this interval, and counts as hung after five calls without an answer.
         engine_deadline_ms: u64 = 200, "ms", 1..=60_000;
         /// Time a request is held while the engine restarts.
         engine_wait_ms: u64 = 10_000, "ms", 0..=600_000;

@@ -1,7 +1,7 @@
 //! The layer rules of the house, checked from the dependency graph and the sources.
 //!
 //! L0 units shm kernels-core → L1 sysfs measure gguf tokens kernels-cpu → L2 proto profile ipc chassis →
-//! L3 engine demiurge kvtier oom-shield persist, the CLI → L4 xtask, tests. A crate uses lower layers, and in its own layer
+//! L3 engine demiurge kvtier oom-shield persist, the CLI → L4 xtask, tests, benches. A crate uses lower layers, and in its own layer
 //! only crates that stand to its left; in L3 none uses another.
 
 use std::path::Path;
@@ -37,7 +37,7 @@ const LAYERS: [&[&str]; 5] = [
         "vitriol-persist",
         "vitriol",
     ],
-    &["xtask", "vitriol-tests"],
+    &["xtask", "vitriol-tests", "vitriol-bench-kernels"],
 ];
 
 /// Layer whose crates are processes: none uses another.
@@ -51,7 +51,13 @@ const TESTKIT: &str = "vitriol-testkit";
 
 /// The only crate that computes, and those that may link it.
 const KERNELS: &str = "vitriol-kernels-cpu";
-const KERNEL_USERS: [&str; 4] = [KERNELS, "vitriol-engine", "vitriol-tests", "xtask"];
+const KERNEL_USERS: [&str; 5] = [
+    KERNELS,
+    "vitriol-engine",
+    "vitriol-tests",
+    "vitriol-bench-kernels",
+    "xtask",
+];
 
 /// Directories whose sources may hold `unsafe`.
 const UNSAFE_ALLOWED: [&str; 3] = ["crates/shm", "crates/ipc", "kernels/cpu"];

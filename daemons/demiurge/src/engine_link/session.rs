@@ -20,8 +20,8 @@ use super::{ANSWER_BYTES_MAX, EngineLink, EngineState};
 /// How long the engine may take to open a stream.
 const OPEN_DEADLINE: Duration = Duration::from_secs(5);
 
-/// How often a session without events is probed.
-const PROBE_INTERVAL: Duration = Duration::from_secs(2);
+/// How often a session without events is probed, in deadlines of such a probe.
+const PROBE_INTERVAL: u32 = 10;
 
 /// Probes in a row that may go unanswered before the engine counts as hung: long enough for a
 /// machine that swaps, short enough that a client learns of it.
@@ -142,10 +142,11 @@ async fn read_events(
 /// Returns when the engine has neither sent an event nor answered a probe for too long: a stopped
 /// process keeps its sockets open, so the stream alone would never tell.
 async fn notice_silence(link: &EngineLink, messages: &AtomicU64) {
+    let interval = PROBE_INTERVAL * link.config.control_deadline;
     let mut missed = 0;
     while missed < PROBES_MISSED_MAX {
         let before = messages.load(Ordering::Relaxed);
-        tokio::time::sleep(PROBE_INTERVAL).await;
+        tokio::time::sleep(interval).await;
         if messages.load(Ordering::Relaxed) != before {
             missed = 0;
             continue;

@@ -201,8 +201,9 @@ fn long_tokenize_requests_are_413_whatever_the_body_bound() {
     // The longest text there may be, with its pieces, comes back whole.
     let body = json!({ "content": "x".repeat(4 << 20), "with_pieces": true });
     let answer = house.client().post("/tokenize", &body).unwrap();
-    let tokens = answer.ok_json().unwrap();
-    assert_eq!(tokens["tokens"].as_array().unwrap().len(), 4 << 20);
+    assert_eq!(answer.status(), 200);
+    assert_eq!(answer.text().matches("\"piece\":\"x\"").count(), 4 << 20);
+    assert!(answer.text().ends_with("]}"));
 }
 
 #[test]

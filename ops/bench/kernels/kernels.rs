@@ -1,4 +1,4 @@
-//! Each kernel by itself: `cargo bench -p vitriol-kernels-cpu [-- FILTER]`.
+//! Each kernel by itself: `cargo bench -p vitriol-bench-kernels [-- FILTER]`.
 //!
 //! Rates to compare with are measured in the same run: `machine/read` is what memory of the size of
 //! `matmul/…` at few tokens gives, `machine/int8` what the multipliers give. A matmul at 1 or 8 tokens goes
