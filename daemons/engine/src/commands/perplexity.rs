@@ -12,6 +12,12 @@ use vitriol_chassis::{Environment, Exit, Failure, OrExit, init_trace};
 use vitriol_profile::{LogFormat, Repack};
 use vitriol_tokens::EncodeOptions;
 
+/// Tokens computed at once.
+const STEP_TOKENS_MAX: usize = 512;
+
+/// Logits that lie in memory at once.
+const LOGITS_BYTES_MAX: usize = 128 << 20;
+
 #[derive(Debug, clap::Args)]
 pub struct PerplexityArgs {
     /// Model file (GGUF), or a name of `vitriol model list`.
@@ -79,9 +85,11 @@ fn measure(args: &PerplexityArgs, environment: &Environment) -> anyhow::Result<(
         args.chunks
     };
     let began = Instant::now();
+    let mut scorer = Scorer::new(&loaded.model, args.kv.codecs(), context)?;
     let mut score = Score::default();
     for chunk in chunks.iter().take(most) {
-        score_chunk(&loaded.model, args.kv.codecs(), chunk, &mut score)
+        scorer
+            .score(chunk, &mut score)
             .with_context(|| format!("{}: chunk {}", loaded.file.display(), score.chunks + 1))?;
         let (ppl, n) = (score.perplexity(), score.chunks);
         let took = began.elapsed().as_secs_f64();
@@ -128,44 +136,89 @@ pub fn chunks(loaded: &Loaded, text: &[u8], context: usize) -> anyhow::Result<Ve
     Ok(chunks)
 }
 
-/// Adds the predictions of the chunk's second half, positions `n/2 .. n-1`, to `score`.
-/// Errors: no memory for the KV; logits that are not finite, of which there is no perplexity.
-pub fn score_chunk(
-    model: &Model,
-    codecs: KvCodecs,
-    chunk: &[u32],
-    score: &mut Score,
-) -> anyhow::Result<()> {
-    let pages: Vec<u32> = (0..chunk.len().div_ceil(PAGE_TOKENS) as u32).collect();
-    let groups = model.kv_groups.len();
-    let mut kv = KvStores::new(model, codecs, &vec![pages.len(); groups])?;
-    for group in 0..groups {
-        for &page in &pages {
-            kv.prepare_page(group, page)?;
-        }
+/// Scores one chunk after another in the same memory.
+pub struct Scorer<'a> {
+    model: &'a Model,
+    kv: KvStores,
+    activations: Activations,
+    /// Of a chunk, in every KV group.
+    pages: Vec<u32>,
+}
+
+impl<'a> Scorer<'a> {
+    /// For chunks of at most `context` tokens. Errors: no memory for the KV.
+    pub fn new(model: &'a Model, codecs: KvCodecs, context: usize) -> anyhow::Result<Self> {
+        let pages: Vec<u32> = (0..context.div_ceil(PAGE_TOKENS) as u32).collect();
+        let capacity = vec![pages.len(); model.kv_groups.len()];
+        Ok(Self {
+            model,
+            kv: KvStores::new(model, codecs, &capacity)?,
+            activations: Activations::new(model),
+            pages,
+        })
     }
-    let mut act = Activations::new(model);
-    let first = chunk.len() / 2;
-    // In steps, so that the logits of a long chunk need not lie in memory at once.
-    for (index, part) in chunk.chunks(128).enumerate() {
-        let start = index * 128;
-        let mut batch = Batch::new(groups);
-        batch.push_run(part, start, std::iter::repeat_n(&pages[..], groups));
-        let scored = (start..start + part.len()).filter(|&at| at >= first && at + 1 < chunk.len());
-        batch.logits_rows = scored.clone().map(|at| at - start).collect();
-        let logits = forward(model, &batch, &mut kv, &mut act);
-        for (row, at) in logits.chunks_exact(model.hyper.vocab).zip(scored) {
-            NotFinite::check(row).with_context(|| format!("token {at} of the chunk"))?;
-            score.nll_sum -= log_probability(row, chunk[at + 1]);
-            score.tokens += 1;
+
+    /// Adds the predictions of the chunk's second half, positions `n/2 .. n-1`, to `score`.
+    /// Errors: no memory for the KV; logits that are not finite, of which there is no perplexity.
+    pub fn score(&mut self, chunk: &[u32], score: &mut Score) -> anyhow::Result<()> {
+        let groups = self.model.kv_groups.len();
+        for group in 0..groups {
+            for &page in &self.pages {
+                self.kv.prepare_page(group, page)?;
+            }
         }
+        let vocab = self.model.hyper.vocab;
+        let logits_rows_max = (LOGITS_BYTES_MAX / (vocab * size_of::<f32>())).max(1);
+        let scored = chunk.len() / 2..chunk.len() - 1;
+        let mut start = 0;
+        while start < scored.end {
+            let (until, most) = if start < scored.start {
+                (scored.start, STEP_TOKENS_MAX)
+            } else {
+                (scored.end, STEP_TOKENS_MAX.min(logits_rows_max))
+            };
+            let end = until.min(start + most);
+            let mut batch = Batch::new(groups);
+            let pages = std::iter::repeat_n(&self.pages[..], groups);
+            batch.push_run(&chunk[start..end], start, pages);
+            if scored.contains(&start) {
+                batch.logits_rows = (0..end - start).collect();
+            }
+            let logits = forward(self.model, &batch, &mut self.kv, &mut self.activations);
+            for (row, at) in logits.chunks_exact(vocab).zip(start..) {
+                NotFinite::check(row).with_context(|| format!("token {at} of the chunk"))?;
+            }
+            let next = &chunk[start + 1..=end];
+            let logs = log_probabilities(logits, vocab, next, self.model.device.threads());
+            score.nll_sum -= logs.iter().sum::<f64>();
+            score.tokens += logs.len();
+            start = end;
+        }
+        score.chunks += 1;
+        Ok(())
     }
-    score.chunks += 1;
-    Ok(())
+}
+
+/// [`log_probability`] of `ids` in rows of `vocab` logits, over `threads`: in f64 it takes longer than the
+/// logits themselves.
+fn log_probabilities(logits: &[f32], vocab: usize, ids: &[u32], threads: usize) -> Vec<f64> {
+    let mut logs = vec![0.0; logits.len() / vocab];
+    let share = logs.len().div_ceil(threads).max(1);
+    std::thread::scope(|scope| {
+        let shares = logs.chunks_mut(share).zip(ids.chunks(share));
+        for ((logs, ids), logits) in shares.zip(logits.chunks(share * vocab)) {
+            scope.spawn(move || {
+                for ((log, &id), row) in logs.iter_mut().zip(ids).zip(logits.chunks_exact(vocab)) {
+                    *log = log_probability(row, id);
+                }
+            });
+        }
+    });
+    logs
 }
 
 /// ln softmax(logits)[id], in f64.
-pub fn log_probability(logits: &[f32], id: u32) -> f64 {
+fn log_probability(logits: &[f32], id: u32) -> f64 {
     let max = f64::from(logits.iter().copied().fold(f32::NEG_INFINITY, f32::max));
     let sum: f64 = logits.iter().map(|&l| (f64::from(l) - max).exp()).sum();
     f64::from(logits[id as usize]) - max - sum.ln()

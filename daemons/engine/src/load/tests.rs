@@ -1,6 +1,6 @@
 use super::*;
 use crate::{
-    commands::perplexity::{Score, score_chunk},
+    commands::perplexity::{Score, Scorer},
     kv::KvCodecs,
 };
 use std::{fs, os::unix::fs::MetadataExt};
@@ -50,7 +50,8 @@ impl Place {
         let loaded = load(&self.model, 2, None, repack, |_, _| 0, &mut progress).unwrap();
         let mut score = Score::default();
         let chunk: Vec<u32> = (1..60).collect();
-        score_chunk(&loaded.model, KvCodecs::F32, &chunk, &mut score).unwrap();
+        let mut scorer = Scorer::new(&loaded.model, KvCodecs::F32, chunk.len()).unwrap();
+        scorer.score(&chunk, &mut score).unwrap();
         let bits = score.nll_sum.to_bits();
         Outcome { bits, phases }
     }
