@@ -54,6 +54,8 @@ kinds! {
     MEMORY_PRESSURE = "792fd3b286774fc2bcd039af50c21b97";
     /// The OOM shield cannot do a part of its work here; the rest goes on.
     SHIELD_DEGRADED = "bee5a3e1ce2c4ad5b20b89e01fddef78";
+    /// A daemon stood still for too long and was ended, for its supervisor to start it again.
+    DAEMON_HUNG = "d0a1b06b6c1e4d0c9d4e3c8f5a7b9e21";
     /// The mirror of the KV tier takes no records; answers go on without.
     MIRROR_LOST = "5c4b6f0e9a3d4c2f8e71d06b2f94a713";
     /// The mirror of the KV tier takes records again.

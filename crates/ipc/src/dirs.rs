@@ -145,6 +145,11 @@ impl HouseDirs {
         self.state.join("oom-shield")
     }
 
+    /// Socket of the watch over the daemons.
+    pub fn persist_socket(&self) -> PathBuf {
+        self.runtime.join("persist").join("persist.sock")
+    }
+
     /// Socket of the KV tier.
     pub fn kvtier_socket(&self) -> PathBuf {
         self.runtime.join("kvtier").join("kvtier.sock")

@@ -4,7 +4,7 @@ use std::{io, os::fd::OwnedFd};
 
 use rustix::{
     io::Errno,
-    process::{Pid, PidfdFlags, pidfd_open},
+    process::{Pid, PidfdFlags, Signal, pidfd_open, pidfd_send_signal},
 };
 use tokio::io::{Interest, unix::AsyncFd};
 
@@ -26,6 +26,11 @@ impl Process {
         // owns it, gives it up before it is closed.
         let pidfd = unsafe { AsyncFd::register_with_interest(pidfd, Interest::READABLE) }?;
         Ok(Self { pidfd })
+    }
+
+    /// Errors: it has ended (ESRCH), or is not this user's to signal (EPERM).
+    pub fn signal(&self, signal: Signal) -> io::Result<()> {
+        Ok(pidfd_send_signal(&self.pidfd, signal)?)
     }
 
     /// Waits for the process to end. Cancel-safe.

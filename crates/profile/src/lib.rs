@@ -21,5 +21,5 @@ pub use load::{Entry, Origin, Overrides, Plain, Profile};
 pub use model_reference::{ModelFile, ModelReference, ModelReferenceError, try_reading};
 pub use reference::{FieldReference, reference, reference_markdown};
 pub use runnable::{check_loopback, is_loopback};
-pub use schema::{Demiurge, Engine, House, KvTier, Shield, Tenant};
+pub use schema::{Demiurge, Engine, House, KvTier, Persist, Shield, Tenant};
 pub use setting::{Isa, LogFormat, ProcessNames, Repack, Share, Speculation};

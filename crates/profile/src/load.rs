@@ -13,7 +13,7 @@ use toml::de::{DeTable, DeValue};
 use crate::{
     ModelReference, ProfileError,
     reference::{fields_of, nearest, table_of},
-    schema::{Demiurge, Engine, House, KvTier, Section, Shield, Tenant},
+    schema::{Demiurge, Engine, House, KvTier, Persist, Section, Shield, Tenant},
     setting::{Raw, Setting, Share},
 };
 use source::{Source, read_regular};
@@ -122,6 +122,7 @@ pub struct Profile {
     pub tenants: BTreeMap<String, BTreeMap<String, Tenant>>,
     pub demiurge: Demiurge,
     pub shield: Shield,
+    pub persist: Persist,
     pub kvtier: KvTier,
     /// Of every value that is not the default, by dotted name.
     origins: BTreeMap<String, Origin>,
@@ -135,6 +136,7 @@ impl Default for Profile {
             tenants: BTreeMap::new(),
             demiurge: Demiurge::default(),
             shield: Shield::default(),
+            persist: Persist::default(),
             kvtier: KvTier::default(),
             origins: BTreeMap::new(),
         }
@@ -215,6 +217,7 @@ impl Profile {
         }
         self.list("demiurge", &self.demiurge, &mut entries);
         self.list("shield", &self.shield, &mut entries);
+        self.list("persist", &self.persist, &mut entries);
         self.list("kvtier", &self.kvtier, &mut entries);
         entries
     }
@@ -271,12 +274,14 @@ impl Profile {
                         self.read_table(&source, &key, table)?;
                     }
                 }
-                table @ ("house" | "demiurge" | "shield" | "kvtier") => {
+                table @ ("house" | "demiurge" | "shield" | "persist" | "kvtier") => {
                     self.read_table(&source, table, source.table(table, value)?)?;
                 }
                 other => {
-                    let nearest =
-                        nearest(other, ["house", "engine", "demiurge", "shield", "kvtier"]);
+                    let nearest = nearest(
+                        other,
+                        ["house", "engine", "demiurge", "shield", "persist", "kvtier"],
+                    );
                     return Err(source.unknown(name, "table", other, nearest));
                 }
             }
@@ -361,6 +366,7 @@ impl Profile {
             None if table == "house" => self.house.set(field, raw),
             None if table == "demiurge" => self.demiurge.set(field, raw),
             None if table == "shield" => self.shield.set(field, raw),
+            None if table == "persist" => self.persist.set(field, raw),
             None if table == "kvtier" => self.kvtier.set(field, raw),
             Some(("engine", name)) => {
                 let tenant = name.split_once(TENANTS);

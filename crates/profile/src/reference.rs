@@ -5,7 +5,7 @@ use std::fmt::Write;
 use crate::{
     Profile,
     load::TENANTS,
-    schema::{Demiurge, Engine, Field, House, KvTier, Section, Shield, Tenant},
+    schema::{Demiurge, Engine, Field, House, KvTier, Persist, Section, Shield, Tenant},
 };
 
 /// One setting, as profiles/README.md and `vitriol config` explain it.
@@ -62,12 +62,13 @@ pub fn reference_markdown() -> String {
     page
 }
 
-const TABLES: [(&str, &[Field]); 6] = [
+const TABLES: [(&str, &[Field]); 7] = [
     ("house", House::FIELDS),
     ("engine.main", Engine::FIELDS),
     ("engine.main.tenants.NAME", Tenant::FIELDS),
     ("demiurge", Demiurge::FIELDS),
     ("shield", Shield::FIELDS),
+    ("persist", Persist::FIELDS),
     ("kvtier", KvTier::FIELDS),
 ];
 
@@ -77,6 +78,7 @@ pub(crate) fn fields_of(table: &str) -> &'static [Field] {
         "house" => House::FIELDS,
         "demiurge" => Demiurge::FIELDS,
         "shield" => Shield::FIELDS,
+        "persist" => Persist::FIELDS,
         "kvtier" => KvTier::FIELDS,
         _ if table.contains(TENANTS) => Tenant::FIELDS,
         _ => Engine::FIELDS,
@@ -89,6 +91,7 @@ pub(crate) fn table_doc(table: &str) -> &'static str {
         "house" => "What every daemon shares.",
         "demiurge" => "The HTTP door.",
         "shield" => "What the kernel's OOM killer is offered instead of the house.",
+        "persist" => "The watch over the daemons.",
         "kvtier" => "KV in host memory and on disk, which outlives the process that computed it.",
         _ if table.contains(TENANTS) => "What the engine keeps for a tenant (X-Tenant-Id).",
         _ => "An engine; `main` is the one that runs in this release.",

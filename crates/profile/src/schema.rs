@@ -219,6 +219,23 @@ section! {
 }
 
 section! {
+    /// `[persist]`: the watch over the daemons.
+    Persist {
+        /// Time between two looks at each daemon.
+        poll_interval_ms: u64 = 5_000, "ms", 100..=600_000;
+        /// Deadline of a look; a daemon that says nothing until then has not moved.
+        poll_deadline_ms: u64 = 1_000, "ms", 10..=60_000;
+        /// Looks in a row in which nothing of a daemon has moved, after which it is ended, for its supervisor to
+        /// start it again.
+        hang_polls: u32 = 6, "looks", 2..=1000;
+        /// Least time between the first time that a daemon is ended and the second; doubles with each further one.
+        restart_pause_ms: u64 = 60_000, "ms", 1000..=3_600_000;
+        /// Most that this time becomes; after four times as long without a hang it begins anew.
+        restart_pause_max_ms: u64 = 1_800_000, "ms", 1000..=86_400_000;
+    }
+}
+
+section! {
     /// `[kvtier]`: KV in host memory and on disk, which outlives the process that computed it.
     KvTier {
         /// Whether vitriol-kvtier may run; engines of this release do not use it yet.

@@ -3,8 +3,10 @@
 /// What a daemon said of itself in one poll.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Answer {
-    /// Nothing, within the deadline.
-    None,
+    /// Nothing, within the deadline, though somebody listens.
+    Silent,
+    /// Nobody listens: it is not started, or on its way back; its supervisor's matter.
+    Absent,
     /// It loads; so much of it is done.
     Starting { pid: u32, load_bytes_done: u64 },
     /// It serves; its loop has gone round so often.
@@ -16,7 +18,7 @@ pub enum Answer {
 impl Answer {
     fn pid(self) -> Option<u32> {
         match self {
-            Answer::None => None,
+            Answer::Silent | Answer::Absent => None,
             Answer::Starting { pid, .. } | Answer::Ready { pid, .. } | Answer::Ending { pid } => {
                 Some(pid)
             }
@@ -64,9 +66,9 @@ impl HangWatch {
             .pid()
             .is_some_and(|pid| self.pid.replace(pid) != Some(pid));
         let stands_still = match answer {
-            Answer::Ending { .. } => false,
+            Answer::Ending { .. } | Answer::Absent => false,
             // Never seen alive: it may not have been started yet.
-            Answer::None => self.pid.is_some(),
+            Answer::Silent => self.pid.is_some(),
             answer => self.last == Some(answer),
         };
         self.strikes = match stands_still && !is_another {
@@ -74,7 +76,7 @@ impl HangWatch {
             false => 0,
         };
         // After silence it must move from where it was before.
-        if answer != Answer::None {
+        if answer != Answer::Silent {
             self.last = Some(answer);
         }
         match self.strikes == self.strikes_max {
@@ -113,7 +115,7 @@ mod tests {
     fn a_loop_that_stands_still_and_one_that_does_not_answer_hang() {
         let still = [ready(5), ready(5), ready(5), ready(5)];
         assert_eq!(verdicts(3, &still), [false, false, false, true]);
-        let mixed = [ready(5), Answer::None, ready(5), Answer::None, ready(6)];
+        let mixed = [ready(5), Answer::Silent, ready(5), Answer::Silent, ready(6)];
         assert_eq!(verdicts(3, &mixed), [false, false, false, true, false]);
     }
 
@@ -152,10 +154,12 @@ mod tests {
         let ending = Answer::Ending { pid: 7 };
         assert_eq!(verdicts(1, &[ready(5), ending, ending, ending]), [false; 4]);
         assert_eq!(
-            verdicts(1, &[Answer::None; 4]),
+            verdicts(1, &[Answer::Silent; 4]),
             [false; 4],
             "never seen alive"
         );
+        let absent = [ready(5), Answer::Absent, Answer::Absent, ready(5), ready(5)];
+        assert_eq!(verdicts(1, &absent), [false, false, false, false, true]);
     }
 
     #[test]
@@ -169,13 +173,14 @@ mod tests {
             "until somebody does something"
         );
         watch.restarted();
-        assert_eq!(watch.poll(Answer::None), Verdict::Lives);
+        assert_eq!(watch.poll(Answer::Silent), Verdict::Lives);
     }
 
     fn answer() -> impl Strategy<Value = Answer> {
         let pid = 1u32..3;
         prop_oneof![
-            Just(Answer::None),
+            Just(Answer::Silent),
+            Just(Answer::Absent),
             (pid.clone(), 0u64..3).prop_map(|(pid, load_bytes_done)| Answer::Starting {
                 pid,
                 load_bytes_done
@@ -196,7 +201,7 @@ mod tests {
             let mut last = None;
             for answer in answers {
                 let moved = match answer {
-                    Answer::None => false,
+                    Answer::Silent => false,
                     answer => last.replace(answer) != Some(answer),
                 };
                 since_movement = if moved { 0 } else { since_movement + 1 };

@@ -1,11 +1,24 @@
-//! Persist's decisions: when a daemon that hangs is restarted, when an engine is restarted before memory
-//! runs out, whether a checkpoint is worth writing, and what a launch differs in from the one before.
+//! Persist watches the daemons of the house: one in which nothing moves any more is ended, and its
+//! supervisor starts it again. Its decisions are pure: polls, clocks and files come as arguments, and what
+//! is to be done comes back. Times are of any clock that only goes forward.
 //!
-//! All of it is pure: polls, clocks and files come as arguments, and what is to be done comes back. Times
-//! are of any clock that only goes forward.
+//! Read on in `hang` and `restarts` (when), `watch` and `ending` (how). Of `memory`, `checkpoint` and
+//! `fingerprint` there are the decisions only.
 
+mod app;
+mod args;
 pub mod checkpoint;
+mod config;
+mod ending;
 pub mod fingerprint;
 pub mod hang;
 pub mod memory;
+mod metrics;
 pub mod restarts;
+mod threads;
+mod watch;
+
+pub use app::run;
+pub use args::Args;
+pub use config::{Config, Watched};
+pub use ending::Manager;

@@ -1,0 +1,35 @@
+//! What persist counts. Names come out as `vitriol_persist_<name>`.
+
+use prometheus_client::{
+    encoding::EncodeLabelSet,
+    metrics::{counter::Counter, family::Family, gauge::Gauge},
+};
+use vitriol_chassis::Registry;
+
+/// A daemon, by the unit it is or would be.
+#[derive(Clone, Debug, Hash, PartialEq, Eq, EncodeLabelSet)]
+pub struct DaemonLabels {
+    pub unit: String,
+}
+
+/// Handles to persist's metrics; clones share them.
+#[derive(Clone, Debug, Default)]
+pub struct Metrics {
+    pub still_polls: Family<DaemonLabels, Gauge>,
+    pub hangs: Family<DaemonLabels, Counter>,
+    pub ends: Family<DaemonLabels, Counter>,
+    pub end_failures: Family<DaemonLabels, Counter>,
+}
+
+impl Metrics {
+    pub fn register(&self, to: &mut Registry) {
+        let still = "Looks in a row in which nothing of the daemon has moved";
+        to.register("still_polls", still, self.still_polls.clone());
+        let hangs = "Times that the daemon was found to hang";
+        to.register("hangs", hangs, self.hangs.clone());
+        let ends = "Times that the daemon was ended because it hung";
+        to.register("ends", ends, self.ends.clone());
+        let failures = "Times that the daemon hung and could not be ended";
+        to.register("end_failures", failures, self.end_failures.clone());
+    }
+}

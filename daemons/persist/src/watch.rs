@@ -1,0 +1,196 @@
+//! Looks at one daemon again and again, and ends it when it hangs.
+
+use std::{io, path::Path, time::Duration};
+
+use tonic::{Code, transport::Channel};
+use vitriol_chassis::event;
+use vitriol_ipc::{Process, connect};
+use vitriol_proto::status::v1::{GetRequest, GetResponse, Health, status_client::StatusClient};
+
+use crate::{
+    config::{Config, Watched},
+    ending::{Manager, end},
+    hang::{Answer, HangWatch, Verdict},
+    metrics::{DaemonLabels, Metrics},
+    restarts::{Decision, Restarts},
+    threads::describe_threads,
+};
+
+/// What the binaries of the house are called, as the kernel shortens it.
+const BINARIES: &str = "vitriol-";
+
+const PROC: &str = "/proc";
+
+/// The watch over one daemon.
+#[derive(Debug)]
+pub struct DaemonWatch {
+    watched: Watched,
+    status: StatusClient<Channel>,
+    deadline: Duration,
+    manager: Option<Manager>,
+    hang: HangWatch,
+    restarts: Restarts,
+    /// The process that answered last, held from then on: its number may be another's when it is to end.
+    process: Option<(u32, Process)>,
+    labels: DaemonLabels,
+    metrics: Metrics,
+    /// It hangs, and that was said.
+    told: bool,
+}
+
+impl DaemonWatch {
+    pub fn new(watched: Watched, config: &Config, metrics: Metrics) -> Self {
+        let labels = DaemonLabels {
+            unit: watched.unit.clone(),
+        };
+        Self {
+            status: StatusClient::new(connect(&watched.socket)),
+            deadline: config.poll_deadline,
+            manager: config.manager,
+            hang: HangWatch::new(config.hang_polls),
+            restarts: Restarts::new(config.back_off),
+            process: None,
+            labels,
+            metrics,
+            told: false,
+            watched,
+        }
+    }
+
+    /// Looks at the daemon once, at `now`, and ends it if it hangs and may be ended again.
+    pub async fn round(&mut self, now: Duration) {
+        let answer = self.ask().await;
+        let verdict = self.hang.poll(answer);
+        let still = self.metrics.still_polls.get_or_create_owned(&self.labels);
+        still.set(self.hang.strikes().into());
+        if verdict == Verdict::Lives {
+            self.told = false;
+            return;
+        }
+        let first = !std::mem::replace(&mut self.told, true);
+        if first {
+            self.metrics.hangs.get_or_create_owned(&self.labels).inc();
+        }
+        match self.restarts.decide_restart(now) {
+            Decision::Restart => self.end().await,
+            Decision::Hold { until } if first => {
+                let (daemon, unit) = (&self.watched.name, &self.watched.unit);
+                let seconds = until.saturating_sub(now).as_secs();
+                tracing::warn!(
+                    message_id = event::DAEMON_HUNG,
+                    daemon,
+                    unit,
+                    "hangs again; it is left alone for {seconds} s"
+                );
+            }
+            Decision::Hold { .. } => {}
+        }
+    }
+
+    async fn ask(&mut self) -> Answer {
+        let call = self.status.get(GetRequest {});
+        let status = match tokio::time::timeout(self.deadline, call).await {
+            Err(_) => return Answer::Silent,
+            Ok(Ok(answer)) => answer.into_inner(),
+            Ok(Err(status)) => {
+                if status.code() != Code::Unavailable {
+                    let (code, unit) = (status.code(), &self.watched.unit);
+                    tracing::debug!(?code, unit, "no status");
+                }
+                return Answer::Absent;
+            }
+        };
+        self.hold(status.pid);
+        read(&status)
+    }
+
+    /// Holds the process that answered, if it is one of the house's.
+    fn hold(&mut self, pid: u32) {
+        if self.process.as_ref().is_some_and(|(held, _)| *held == pid) {
+            return;
+        }
+        self.process = None;
+        // One that ended meanwhile is seen with the next look.
+        if let Ok(process) = Process::open(pid)
+            && is_ours(pid)
+        {
+            self.process = Some((pid, process));
+        }
+    }
+
+    async fn end(&mut self) {
+        let (daemon, unit) = (&self.watched.name, &self.watched.unit);
+        let Some((pid, process)) = &self.process else {
+            self.metrics
+                .end_failures
+                .get_or_create_owned(&self.labels)
+                .inc();
+            tracing::error!(
+                message_id = event::DAEMON_HUNG,
+                daemon,
+                unit,
+                "hangs, and who answered for it is no process of the house; end it by hand"
+            );
+            return;
+        };
+        // It may be gone by now.
+        let threads = describe_threads(Path::new(PROC), *pid).unwrap_or_default();
+        let polls = self.hang.strikes();
+        match end(process, unit, self.manager).await {
+            Ok(ended) => {
+                self.metrics.ends.get_or_create_owned(&self.labels).inc();
+                tracing::error!(
+                    message_id = event::DAEMON_HUNG,
+                    daemon,
+                    unit,
+                    pid,
+                    polls,
+                    ?ended,
+                    threads,
+                    "stood still and was ended"
+                );
+                self.process = None;
+                self.hang.restarted();
+                self.told = false;
+            }
+            Err(error) => self.tell_failure(&error, &threads),
+        }
+    }
+
+    fn tell_failure(&self, error: &io::Error, threads: &str) {
+        self.metrics
+            .end_failures
+            .get_or_create_owned(&self.labels)
+            .inc();
+        let (daemon, unit) = (&self.watched.name, &self.watched.unit);
+        tracing::error!(
+            message_id = event::DAEMON_HUNG,
+            daemon,
+            unit,
+            %error,
+            threads,
+            "hangs and could not be ended; end it by hand"
+        );
+    }
+}
+
+fn read(status: &GetResponse) -> Answer {
+    let pid = status.pid;
+    match status.health() {
+        Health::Starting => Answer::Starting {
+            pid,
+            load_bytes_done: status.load_bytes_done,
+        },
+        Health::Ready => Answer::Ready {
+            pid,
+            progress: status.progress,
+        },
+        Health::Draining | Health::Failed | Health::Unspecified => Answer::Ending { pid },
+    }
+}
+
+/// A daemon tells its own number; whoever tells another's must not have that one ended.
+fn is_ours(pid: u32) -> bool {
+    let name = std::fs::read_to_string(format!("{PROC}/{pid}/comm"));
+    pid > 1 && name.is_ok_and(|name| name.starts_with(BINARIES))
+}
