@@ -32,7 +32,7 @@ pub enum Ended {
     Killed,
 }
 
-/// Ends `process`, the main one of `unit`: with SIGABRT, whose core dump says where it stood, then with SIGKILL.
+/// Ends `process`, the main one of `unit`: with SIGABRT, then with SIGKILL.
 ///
 /// Errors: it may not be signalled, the manager refuses, or it does not end.
 pub async fn end(process: &Process, unit: &str, manager: Option<Manager>) -> io::Result<Ended> {
