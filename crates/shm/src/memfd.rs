@@ -8,10 +8,11 @@ use std::{
 
 use rustix::{
     fs::{
-        FallocateFlags, MemfdFlags, SealFlags, fallocate, fcntl_add_seals, fcntl_get_seals, fstat,
+        FallocateFlags, MemfdFlags, SealFlags, SeekFrom, fallocate, fcntl_add_seals,
+        fcntl_get_seals, fstat, seek,
     },
     io::Errno,
-    mm::{self, Advice, MapFlags, ProtFlags},
+    mm::{self, Advice, MapFlags, MlockFlags, ProtFlags},
 };
 
 use crate::EXTENT_BYTES;
@@ -37,6 +38,13 @@ pub enum MemfdError {
     NotSealed,
     #[error("what was handed over as shared memory is empty")]
     Empty,
+    #[error("{bytes} bytes of shared memory at {offset}: cannot {operation}")]
+    Part {
+        bytes: usize,
+        offset: usize,
+        operation: &'static str,
+        source: io::Error,
+    },
 }
 
 /// The pages that a [`Memfd`] got.
@@ -50,7 +58,8 @@ pub struct Pages {
 
 /// Memory that processes share by a file descriptor, mapped whole.
 ///
-/// It lives as long as anybody holds the descriptor or a mapping. Others may write any byte at any
+/// Parts of it can be given back to the machine and taken again ([`Memfd::give_back`]); whoever maps it sees
+/// zeroes there. It lives as long as anybody holds the descriptor or a mapping. Others may write any byte at any
 /// moment, so it is only ever copied in and out, and what is copied out is checked by who wants to
 /// believe it.
 #[derive(Debug)]
@@ -108,10 +117,13 @@ impl Memfd {
             Err(_) => (allocate(MemfdFlags::empty())?, false),
         };
         let start = map(&file, len).map_err(failed("map it"))?;
-        Ok(Self::with(file, start, len, huge))
+        let memory = Self::with(file, start, len, huge);
+        memory.populate(0, len);
+        Ok(memory)
     }
 
-    /// Takes over what [`Memfd::create`] made in another process, or in this one before a restart.
+    /// Takes over what [`Memfd::create`] made in another process, or in this one before a restart. What was
+    /// given back stays so.
     ///
     /// Errors: it is empty, or its size is not sealed.
     pub fn take_over(file: OwnedFd) -> Result<Self, MemfdError> {
@@ -133,7 +145,14 @@ impl Memfd {
         }
         let huge = stat.st_blksize as usize >= EXTENT_BYTES;
         let start = map(&file, len).map_err(failed("map it"))?;
-        Ok(Self::with(file, start, len, huge))
+        let memory = Self::with(file, start, len, huge);
+        let mut at = 0;
+        while let Some(data) = memory.data_from(at) {
+            let hole = seek(&memory.file, SeekFrom::Hole(data as u64));
+            at = hole.map_or(len, |hole| hole as usize);
+            memory.populate(data, at - data);
+        }
+        Ok(memory)
     }
 
     fn with(file: OwnedFd, start: NonNull<c_void>, len: usize, huge: bool) -> Self {
@@ -143,8 +162,8 @@ impl Memfd {
             if !huge {
                 let _ = mm::madvise(start.as_ptr(), len, Advice::LinuxHugepage);
             }
-            let _ = mm::madvise(start.as_ptr(), len, Advice::LinuxPopulateWrite);
-            mm::mlock(start.as_ptr(), len).is_ok()
+            // Pages as they come: what was given back must not come by this.
+            mm::mlock_with(start.as_ptr(), len, MlockFlags::ONFAULT).is_ok()
         };
         Self {
             file,
@@ -165,6 +184,83 @@ impl Memfd {
 
     pub fn pages(&self) -> Pages {
         self.pages
+    }
+
+    /// Gives the memory of a range, whole pages, back to the machine: it is zero for everybody who maps it, and
+    /// what is written there takes memory again. Of huge pages none is given back, since the machine has no
+    /// other use for its reserve of them.
+    ///
+    /// Errors: they are huge (`Unsupported`), or the kernel refuses; nothing changed then.
+    /// Panics: the range lies outside.
+    pub fn give_back(&self, offset: usize, bytes: usize) -> Result<(), MemfdError> {
+        self.check(offset, bytes);
+        let punched = match self.pages.huge {
+            true => Err(io::ErrorKind::Unsupported.into()),
+            false => {
+                let flags = FallocateFlags::PUNCH_HOLE | FallocateFlags::KEEP_SIZE;
+                let punched = fallocate(&self.file, flags, offset as u64, bytes as u64);
+                punched.map_err(io::Error::from)
+            }
+        };
+        punched.map_err(|source| MemfdError::Part {
+            bytes,
+            offset,
+            operation: "give it back",
+            source,
+        })
+    }
+
+    /// Takes memory for a range that was given back, so that nobody who writes there waits or dies for want
+    /// of it.
+    ///
+    /// Errors: the machine has none left. Panics: the range lies outside.
+    pub fn take_again(&self, offset: usize, bytes: usize) -> Result<(), MemfdError> {
+        self.check(offset, bytes);
+        let taken = fallocate(
+            &self.file,
+            FallocateFlags::empty(),
+            offset as u64,
+            bytes as u64,
+        );
+        taken.map_err(|source| MemfdError::Part {
+            bytes,
+            offset,
+            operation: "take it again",
+            source: source.into(),
+        })?;
+        self.populate(offset, bytes);
+        Ok(())
+    }
+
+    /// Whether all of a range was given back.
+    pub fn is_given_back(&self, offset: usize, bytes: usize) -> bool {
+        self.data_from(offset)
+            .is_none_or(|data| data >= offset.saturating_add(bytes))
+    }
+
+    /// Bytes of memory that it takes.
+    ///
+    /// Errors: the kernel does not say.
+    pub fn held_bytes(&self) -> io::Result<u64> {
+        // In blocks of 512 bytes, whatever the file system's are.
+        Ok(fstat(&self.file)?.st_blocks as u64 * 512)
+    }
+
+    /// Where memory is that was not given back, from `offset` on.
+    fn data_from(&self, offset: usize) -> Option<usize> {
+        // The position that this moves is nobody's: nothing reads or writes the file by its descriptor.
+        let data = seek(&self.file, SeekFrom::Data(offset as u64)).ok()?;
+        usize::try_from(data).ok()
+    }
+
+    /// Maps the pages of a range now, so that no access waits for it.
+    fn populate(&self, offset: usize, bytes: usize) {
+        self.check(offset, bytes);
+        // SAFETY: the range lies inside the mapping. No byte changes; a refusal costs speed only.
+        unsafe {
+            let at = self.start.as_ptr().cast::<u8>().add(offset);
+            let _ = mm::madvise(at.cast(), bytes, Advice::LinuxPopulateWrite);
+        }
     }
 
     /// Copies `bytes` to `offset`. What was copied in before is visible to others before this is.
@@ -243,6 +339,33 @@ mod tests {
         one.copy_in(last, b"abc");
         drop(one);
         assert_eq!(&out(&two, last), b"abc");
+    }
+
+    #[test]
+    fn what_is_given_back_is_zero_and_the_machines_until_it_is_taken_again() {
+        let one = Memfd::create("test", 4 * EXTENT_BYTES).unwrap();
+        one.copy_in(EXTENT_BYTES, b"abc");
+        one.copy_in(2 * EXTENT_BYTES, b"def");
+        let second = (EXTENT_BYTES, EXTENT_BYTES);
+        if one.pages().huge {
+            let refused = one.give_back(second.0, second.1);
+            assert!(matches!(refused, Err(MemfdError::Part { .. })));
+            return;
+        }
+        let all = one.held_bytes().unwrap();
+        assert_eq!(all, 4 * EXTENT_BYTES as u64);
+        assert!(!one.is_given_back(second.0, second.1));
+        one.give_back(second.0, second.1).unwrap();
+        assert_eq!(one.held_bytes().unwrap(), all - EXTENT_BYTES as u64);
+        // Nor does taking it over bring it back.
+        let two = Memfd::take_over(one.as_fd().try_clone_to_owned().unwrap()).unwrap();
+        assert_eq!(two.held_bytes().unwrap(), all - EXTENT_BYTES as u64);
+        assert!(two.is_given_back(second.0, second.1) && !two.is_given_back(0, 2 * EXTENT_BYTES));
+        two.take_again(second.0, second.1).unwrap();
+        assert!(!one.is_given_back(second.0, second.1));
+        assert_eq!(one.held_bytes().unwrap(), all);
+        assert_eq!(out(&one, EXTENT_BYTES), [0; 3]);
+        assert_eq!(&out(&one, 2 * EXTENT_BYTES), b"def");
     }
 
     #[test]
