@@ -28,8 +28,9 @@ ENGINE = "vitriol-engine@main.service"
 DEMIURGE = "vitriol-demiurge.service"
 SOCKET = "vitriol-demiurge.socket"
 SHIELD = "vitriol-oom-shield.service"
+KVTIER = "vitriol-kvtier.service"
 TARGET = "vitriol.target"
-UNITS = [TARGET, "vitriol.slice", SOCKET, DEMIURGE, ENGINE, SHIELD]
+UNITS = [TARGET, "vitriol.slice", SOCKET, DEMIURGE, ENGINE, SHIELD, KVTIER]
 PROFILE = "/etc/vitriol/vitriol.toml"
 # Where the built binaries and the model lie inside.
 BUILT = "/opt/vitriol-built"
@@ -185,14 +186,16 @@ def nobody_need_read_what_an_install_says(built, scratch):
 
 
 def boots_with_users_and_directories(rig):
-    for user in ("vitriol-engine", "vitriol-demiurge", "vitriol-oom-shield"):
+    for user in ("vitriol-engine", "vitriol-demiurge", "vitriol-oom-shield", "vitriol-kvtier"):
         check(rig.must("id", "-gn", user).strip() == "vitriol", f"{user}'s group")
     for directory, expected in {
         "/run/vitriol/engine": "750 vitriol-engine vitriol",
         "/run/vitriol/demiurge": "750 vitriol-demiurge vitriol",
         "/run/vitriol/oom-shield": "750 vitriol-oom-shield vitriol",
+        "/run/vitriol/kvtier": "750 vitriol-kvtier vitriol",
         "/var/lib/vitriol/demiurge": "750 vitriol-demiurge vitriol",
         "/var/lib/vitriol/oom-shield": "750 vitriol-oom-shield vitriol",
+        "/var/lib/vitriol/kvtier": "700 vitriol-kvtier vitriol",
         "/var/lib/vitriol/models": "755 root root",
     }.items():
         found = rig.must("stat", "-c", "%a %U %G", directory).strip()

@@ -5,6 +5,7 @@
 )]
 
 use std::{
+    os::unix::fs::MetadataExt,
     process::{Command, Output},
     time::{Duration, Instant},
 };
@@ -13,7 +14,7 @@ use rustix::process::Signal;
 use serde_json::{Value, json};
 use vitriol_testkit::{
     House, Setup, eventually,
-    house::{DEMIURGE, ENGINE},
+    house::{DEMIURGE, ENGINE, KVTIER},
     http::Client,
     process,
 };
@@ -117,6 +118,44 @@ fn a_killed_demiurge_comes_back_on_its_port() {
         engine,
         "the engine went on"
     );
+}
+
+/// Inodes of the arenas that a process has open.
+fn arenas(pid: u32) -> Vec<u64> {
+    let descriptors = std::fs::read_dir(format!("/proc/{pid}/fd")).unwrap();
+    let is_arena = |path: &std::path::PathBuf| {
+        let target = std::fs::read_link(path).unwrap_or_default();
+        target.to_string_lossy().contains("vitriol-kv-arena")
+    };
+    let paths = descriptors.flatten().map(|entry| entry.path());
+    paths
+        .filter(is_arena)
+        .map(|path| std::fs::metadata(path).unwrap().ino())
+        .collect()
+}
+
+#[test]
+fn a_killed_kvtier_finds_its_memory_again_and_nobody_else_holds_it() {
+    let tier = "[kvtier]\nenabled = true\narena_bytes = '8 MiB'\nslot_bytes = '1 MiB'";
+    let house = House::start(&Setup::default().profile(tier)).unwrap();
+    let wait = Duration::from_secs(60);
+    let before = house.daemon_pid(KVTIER).unwrap();
+    let open = || Some(arenas(before)).filter(|open| open.len() == 1);
+    let arena = eventually(wait, "the first arena", open).unwrap();
+    eventually(wait, "the supervisor keeps it", || {
+        (arenas(house.up_pid()) == arena).then_some(())
+    })
+    .unwrap();
+    process::signal(before, Signal::KILL).unwrap();
+    let after = successor(&house, KVTIER, before);
+    let open = || Some(arenas(after)).filter(|open| !open.is_empty());
+    assert_eq!(eventually(wait, "an arena", open).unwrap(), arena);
+    // One that starts after it.
+    let engine = house.daemon_pid(ENGINE).unwrap();
+    process::signal(engine, Signal::KILL).unwrap();
+    assert!(answers(&house.client()), "{}", house.said());
+    let engine = successor(&house, ENGINE, engine);
+    assert_eq!(arenas(engine), [0; 0]);
 }
 
 #[test]

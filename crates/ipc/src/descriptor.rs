@@ -43,31 +43,37 @@ pub fn send_with_descriptor(
     Ok(())
 }
 
+/// Receives what [`send_with_descriptor`] sent: how many bytes came into `buffer`, and the descriptor if
+/// there was one. What does not fit is lost.
+///
+/// Errors: nothing has come and the socket does not wait.
+pub fn receive_with_descriptor(
+    socket: impl AsFd,
+    buffer: &mut [u8],
+) -> io::Result<(usize, Option<OwnedFd>)> {
+    let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(1))];
+    let mut ancillary = RecvAncillaryBuffer::new(&mut space);
+    let flags = RecvFlags::CMSG_CLOEXEC;
+    let mut into = [IoSliceMut::new(buffer)];
+    let bytes = recvmsg(socket, &mut into, &mut ancillary, flags)?.bytes;
+    // The space is for one; the kernel closes what is more.
+    let descriptor = ancillary.drain().find_map(|message| match message {
+        RecvAncillaryMessage::ScmRights(mut received) => received.next(),
+        _ => None,
+    });
+    Ok((bytes, descriptor))
+}
+
 /// Receives what [`send_descriptor`] sent. Cancel-safe.
 ///
 /// Errors: `UnexpectedEof` when the peer closed instead; `InvalidData` when it sent something else,
 /// whose descriptors are closed.
 pub async fn receive_descriptor(stream: &UnixStream) -> io::Result<OwnedFd> {
     let receive = || {
-        let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(1))];
-        let mut ancillary = RecvAncillaryBuffer::new(&mut space);
         let mut mark = [0];
-        let flags = RecvFlags::CMSG_CLOEXEC;
-        let message = recvmsg(
-            stream,
-            &mut [IoSliceMut::new(&mut mark)],
-            &mut ancillary,
-            flags,
-        )?;
-        let mut descriptors = Vec::new();
-        for message in ancillary.drain() {
-            if let RecvAncillaryMessage::ScmRights(received) = message {
-                descriptors.extend(received);
-            }
-        }
-        match (message.bytes, mark, descriptors.pop()) {
-            (0, ..) => Err(io::ErrorKind::UnexpectedEof.into()),
-            (_, [MARK], Some(descriptor)) if descriptors.is_empty() => Ok(descriptor),
+        match (receive_with_descriptor(stream, &mut mark)?, mark) {
+            ((0, _), _) => Err(io::ErrorKind::UnexpectedEof.into()),
+            ((_, Some(descriptor)), [MARK]) => Ok(descriptor),
             _ => Err(io::ErrorKind::InvalidData.into()),
         }
     };

@@ -170,6 +170,11 @@ impl HouseDirs {
         self.runtime.join("up.lock")
     }
 
+    /// Socket on which `vitriol up` hears what a daemon wants kept.
+    pub fn up_notify(&self) -> PathBuf {
+        self.runtime.join("up.notify")
+    }
+
     /// Demiurge's decisions, one JSON object a line.
     pub fn decisions(&self) -> PathBuf {
         self.state.join("decisions.jsonl")

@@ -3,12 +3,31 @@
 use std::{
     fmt, io,
     net::TcpListener,
-    os::fd::{BorrowedFd, FromRawFd, OwnedFd},
+    os::{
+        fd::{AsRawFd, BorrowedFd, FromRawFd, OwnedFd},
+        unix::process::CommandExt,
+    },
+    process::Command,
     sync::{Arc, Mutex, MutexGuard, PoisonError},
 };
 
 use listenfd::ListenFd;
 use rustix::io::{FdFlags, fcntl_setfd};
+
+/// Has the process that `command` starts find `descriptor` as kept under `name` ([`Inherited::take_kept`]), and
+/// no other process that is started meanwhile.
+#[allow(unsafe_code, reason = "only the child may keep the descriptor open")]
+pub fn bequeath(command: &mut Command, name: &str, descriptor: OwnedFd) {
+    command
+        .env_remove("LISTEN_PID")
+        .env("LISTEN_FDS", "1")
+        .env("LISTEN_FDNAMES", name)
+        .env("LISTEN_FDS_FIRST_FD", descriptor.as_raw_fd().to_string());
+    let keep_open = move || Ok(fcntl_setfd(&descriptor, FdFlags::empty())?);
+    // SAFETY: between fork and exec it makes one system call on a descriptor that it owns; it allocates
+    // nothing and takes no lock.
+    unsafe { command.pre_exec(keep_open) };
+}
 
 /// What `$LISTEN_FDS` counts; empty when nobody opened anything. Clones share the descriptors: each can
 /// be taken once.

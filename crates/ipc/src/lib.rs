@@ -11,9 +11,11 @@ mod process;
 mod trust;
 
 pub use connect::connect;
-pub use descriptor::{receive_descriptor, send_descriptor, send_with_descriptor};
+pub use descriptor::{
+    receive_descriptor, receive_with_descriptor, send_descriptor, send_with_descriptor,
+};
 pub use dirs::{BaseDirs, DirsError, HouseDirs, create_private_dir};
 pub use file_lock::FileLock;
-pub use inherited::Inherited;
+pub use inherited::{Inherited, bequeath};
 pub use listener::{BindError, Incoming, Listener};
 pub use process::{Process, is_gone};

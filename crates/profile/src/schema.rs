@@ -248,7 +248,7 @@ section! {
         /// much as the prompts they were computed from.
         mirror: bool = true, "";
         /// Directory of the records on disk, an absolute path, used for nothing else and closed to others;
-        /// empty = mirror in the state directory.
+        /// empty = mirror in the state directory. The unit of a machine's house needs ReadWritePaths= for another.
         mirror_dir: PathBuf = PathBuf::new(), "";
         /// Most bytes of records on disk; 0 = eight times `arena_bytes`.
         mirror_bytes_max: Bytes = Bytes(0), "", 0..=9_007_199_254_740_992;

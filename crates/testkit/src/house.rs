@@ -32,6 +32,8 @@ pub const ENGINE: &str = "vitriol-engine";
 pub const DEMIURGE: &str = "vitriol-demiurge";
 /// Executable of the OOM shield.
 pub const OOM_SHIELD: &str = "vitriol-oom-shield";
+/// Executable of the KV tier, where the profile enables it.
+pub const KVTIER: &str = "vitriol-kvtier";
 
 /// A running house. Dropping it ends every process of it and removes its directory; when the test
 /// that drops it is failing, its logs are printed first.
@@ -171,7 +173,7 @@ fn ready(directory: &Path, up: &mut Child) -> Result<SocketAddr> {
 
 /// SIGTERM, a deadline, SIGKILL; then the daemons must be gone too, and are ended if they are not.
 fn end(up: &mut Child) {
-    let daemons: Vec<u32> = [ENGINE, DEMIURGE, OOM_SHIELD]
+    let daemons: Vec<u32> = [ENGINE, DEMIURGE, OOM_SHIELD, KVTIER]
         .iter()
         .flat_map(|name| process::children(up.id(), name).unwrap_or_default())
         .map(|p| p.pid)

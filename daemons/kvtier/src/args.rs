@@ -23,9 +23,24 @@ pub struct Args {
     /// Directory that has the records on disk, in mirror/, where the profile names none
     #[arg(long, value_name = "DIR")]
     state_dir: Option<PathBuf>,
+    /// Do nothing but say by the exit code whether there is a tier to run: 1 where the profile has none
+    #[arg(long)]
+    check_enabled: bool,
 }
 
 impl Args {
+    /// Whether the process ends with this answer, which units ask for before they start it.
+    ///
+    /// Errors: the profile has no tier (exit 1, without a word). A wrong profile is a reason to start: the
+    /// start says what is wrong.
+    pub fn check_enabled(&self) -> Result<bool, Failure> {
+        let profile = Profile::load(self.profile.as_deref(), &Overrides::new());
+        match profile.is_ok_and(|profile| !profile.kvtier.enabled) {
+            true if self.check_enabled => Err(Failure::new(Exit::Finding, "")),
+            _ => Ok(self.check_enabled),
+        }
+    }
+
     /// The settings these flags, the profile and the environment come to, and the log's form.
     ///
     /// Errors: of the profile or the directories (exit 78).

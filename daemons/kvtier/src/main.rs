@@ -8,6 +8,9 @@ use vitriol_kvtier::{Args, run};
 fn main() -> ExitCode {
     chassis::main("vitriol-kvtier", |environment| {
         let args: Args = chassis::parse_args(std::env::args_os())?;
+        if args.check_enabled()? {
+            return Ok(());
+        }
         let (config, log_format) = args.load(&environment)?;
         let setup = chassis::Setup::new("kvtier", env!("CARGO_PKG_VERSION"))
             .log_format(log_format)

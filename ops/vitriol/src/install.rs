@@ -26,11 +26,12 @@ use self::{
 use crate::cli::{InstallArgs, UninstallArgs};
 
 /// The binaries of the house.
-const BINARIES: [&str; 4] = [
+const BINARIES: [&str; 5] = [
     "vitriol",
     "vitriol-engine",
     "vitriol-demiurge",
     "vitriol-oom-shield",
+    "vitriol-kvtier",
 ];
 
 /// Installs the house.
@@ -138,8 +139,8 @@ pub fn uninstall(args: &UninstallArgs, environment: &Environment) -> Result<(), 
     }
     if layout.scope == Scope::System && args.purge {
         print_line(
-            "left     users vitriol-engine, vitriol-demiurge, vitriol-oom-shield and group vitriol: remove them with \
-             userdel and groupdel once no file is theirs",
+            "left     users vitriol-engine, vitriol-demiurge, vitriol-oom-shield, vitriol-kvtier and group vitriol: \
+             remove them with userdel and groupdel once no file is theirs",
         );
     }
     Ok(())

@@ -21,6 +21,7 @@ pub enum Unit {
     Engine,
     Demiurge,
     OomShield,
+    Kvtier,
 }
 
 /// Where the log is looked for.

@@ -25,9 +25,11 @@ use crate::{
 const CALL_DEADLINE: Duration = Duration::from_millis(500);
 
 pub async fn run(args: &StatusArgs, environment: &Environment) -> Result<(), Failure> {
-    let listen = args.settings.load(Overrides::new())?.house.listen;
-    let dirs = house::locate(&environment.dirs()?, listen);
-    let report = Report::gather(&dirs).await;
+    let profile = args.settings.load(Overrides::new())?;
+    let dirs = house::locate(&environment.dirs()?, profile.house.listen);
+    // A house started with another profile shows by its socket.
+    let has_tier = profile.kvtier.enabled || dirs.kvtier_socket().exists();
+    let report = Report::gather(&dirs, has_tier).await;
     if args.json {
         term::print(format_args!("{:#}\n", report.to_json()))?;
     } else {
@@ -59,14 +61,16 @@ struct Report {
 }
 
 impl Report {
-    async fn gather(dirs: &HouseDirs) -> Self {
+    async fn gather(dirs: &HouseDirs, has_tier: bool) -> Self {
         let engine_socket = dirs.engine_socket("main");
         let demiurge_socket = dirs.demiurge_socket();
         let shield_socket = dirs.oom_shield_socket();
-        let (engine, demiurge, shield) = tokio::join!(
+        let tier_socket = dirs.kvtier_socket();
+        let (engine, demiurge, shield, tier) = tokio::join!(
             house::ask_status_at(&engine_socket),
             house::ask_status_at(&demiurge_socket),
             house::ask_status_at(&shield_socket),
+            house::ask_status_at(&tier_socket),
         );
         let mut report = Self::default();
         if engine
@@ -92,6 +96,9 @@ impl Report {
             ("demiurge", demiurge),
             ("oom-shield", shield),
         ];
+        if has_tier {
+            report.daemons.push(("kvtier", tier));
+        }
         report
     }
 

@@ -4,6 +4,7 @@
 //! screen around them.
 
 mod child;
+mod fd_store;
 mod lock;
 mod log;
 mod plan;
@@ -29,7 +30,8 @@ use vitriol_sysfs::Sysfs;
 
 use self::{
     child::{Report, Run},
-    plan::{DEMIURGE, Plan},
+    fd_store::FdStore,
+    plan::Plan,
     supervise::{Action, DaemonId, Ending, Event, Supervisor},
 };
 use crate::{
@@ -61,6 +63,8 @@ enum Heard {
     /// SIGTERM, or the terminal has gone: an end is wanted, nobody is impatient.
     Stop,
     Wake,
+    /// A daemon told its service manager something.
+    Notified,
 }
 
 pub async fn run(args: &UpArgs, environment: &Environment) -> Result<(), Failure> {
@@ -69,7 +73,7 @@ pub async fn run(args: &UpArgs, environment: &Environment) -> Result<(), Failure
     lock::check_port(plan.listen, &Sysfs::host())?;
     plan.check_files()?;
     plan.write_files()?;
-    House::new(plan, environment).live().await
+    House::new(plan, environment)?.live().await
 }
 
 /// `vitriol check-port`: what systemd asks before it takes the port, because it cannot say who holds
@@ -84,6 +88,14 @@ pub fn check_port(listen: SocketAddr) -> Result<(), Failure> {
 async fn reached(wake: Option<Instant>) {
     match wake {
         Some(at) => tokio::time::sleep_until(at.into()).await,
+        None => std::future::pending().await,
+    }
+}
+
+/// Ends when a daemon told the store something; without a store, never.
+async fn notified(store: Option<&FdStore>) {
+    match store {
+        Some(store) => store.readable().await,
         None => std::future::pending().await,
     }
 }
@@ -119,6 +131,8 @@ struct House {
     last_failure: Option<String>,
     /// How a daemon has just ended, until the supervisor has decided what that means.
     obituary: Option<String>,
+    /// Of the daemon whose memory outlives it, where there is one.
+    store: Option<FdStore>,
     reports: mpsc::Sender<Report>,
     reported: mpsc::Receiver<Report>,
     door: mpsc::Sender<SocketAddr>,
@@ -126,11 +140,14 @@ struct House {
 }
 
 impl House {
-    fn new(plan: Plan, environment: &Environment) -> Self {
+    /// Errors: what is to be kept of a daemon could not be told (69).
+    fn new(plan: Plan, environment: &Environment) -> Result<Self, Failure> {
         let daemons = plan.daemons.len();
+        let keeps = plan.daemons.iter().any(|daemon| daemon.keeps_memory);
+        let store = keeps.then(|| FdStore::bind(&plan.dirs.up_notify()));
         let (reports, reported) = mpsc::channel(64);
         let (door, door_open) = mpsc::channel(1);
-        Self {
+        Ok(Self {
             began: Instant::now(),
             supervisor: Supervisor::new(plan.daemons.iter().map(|daemon| daemon.stop_deadline)),
             runs: (0..daemons).map(|_| None).collect(),
@@ -140,12 +157,13 @@ impl House {
             bound: None,
             last_failure: None,
             obituary: None,
+            store: store.transpose()?,
             plan,
             reports,
             reported,
             door,
             door_open,
-        }
+        })
     }
 
     async fn live(mut self) -> Result<(), Failure> {
@@ -180,6 +198,7 @@ impl House {
                 _ = terminate.recv() => Heard::Stop,
                 _ = hangup.recv() => Heard::Stop,
                 () = reached(wake) => Heard::Wake,
+                () = notified(self.store.as_ref()) => Heard::Notified,
             };
             events.extend(self.note(heard));
         }
@@ -197,7 +216,14 @@ impl House {
 
     fn start(&mut self, id: DaemonId) -> Option<Event> {
         self.statuses[id] = None;
-        let launch = self.plan.launch(id, self.bound);
+        let mut launch = self.plan.launch(id, self.bound);
+        if let Some(store) = &mut self.store
+            && self.plan.daemons[id].keeps_memory
+        {
+            // What the run before said last may not have been read yet.
+            store.read_all();
+            launch.kept = Some(store.kept());
+        }
         match Run::start(id, &launch, self.reports.clone()) {
             Ok(run) => {
                 self.runs[id] = Some(run);
@@ -225,6 +251,10 @@ impl House {
     fn note(&mut self, heard: Heard) -> Option<Event> {
         match heard {
             Heard::Wake => Some(Event::Tick),
+            Heard::Notified => {
+                self.store.iter_mut().for_each(FdStore::read_all);
+                None
+            }
             Heard::Interrupt if self.supervisor.is_stopping() => Some(Event::KillAsked),
             Heard::Stop if self.supervisor.is_stopping() => None,
             Heard::Interrupt | Heard::Stop => {
@@ -274,7 +304,7 @@ impl House {
     /// Once Demiurge has bound its port, that is the house's address for good; it is announced as
     /// soon as a client would be served there.
     fn note_ready(&mut self, id: DaemonId) {
-        if id == DEMIURGE && self.bound.is_none() {
+        if id == self.plan.demiurge && self.bound.is_none() {
             self.bound = house::bound_address(&self.plan.dirs);
             if let Some(address) = self.bound {
                 tokio::spawn(await_door(address, self.door.clone()));

@@ -2,22 +2,13 @@
 
 use std::{
     fs,
-    io::IoSliceMut,
-    mem::MaybeUninit,
-    os::{
-        fd::{AsFd, AsRawFd, OwnedFd},
-        unix::net::UnixDatagram,
-    },
+    os::{fd::OwnedFd, unix::net::UnixDatagram},
     path::{Path, PathBuf},
     process::{Child, Command, Stdio},
 };
 
-use rustix::{
-    io::{FdFlags, fcntl_setfd},
-    net::{RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, recvmsg},
-    process::Signal,
-};
-use vitriol_ipc::connect;
+use rustix::process::Signal;
+use vitriol_ipc::{bequeath, connect, receive_with_descriptor};
 use vitriol_proto::{
     kvtier::v1::found::Kind as Found,
     status::v1::{GetRequest, Health, status_client::StatusClient},
@@ -82,14 +73,8 @@ impl House {
     /// The same with what the service manager kept.
     fn start_again(&self, kept: &OwnedFd) -> Running {
         let mut command = self.command();
-        command
-            .env("LISTEN_FDS", "1")
-            .env("LISTEN_FDNAMES", "arena")
-            .env("LISTEN_FDS_FIRST_FD", kept.as_raw_fd().to_string());
-        fcntl_setfd(kept, FdFlags::empty()).unwrap();
-        let running = self.start_with(&mut command);
-        fcntl_setfd(kept, FdFlags::CLOEXEC).unwrap();
-        running
+        bequeath(&mut command, "arena", kept.try_clone().unwrap());
+        self.start_with(&mut command)
     }
 
     fn start_with(&self, command: &mut Command) -> Running {
@@ -131,17 +116,9 @@ impl Running {
     /// What it says next.
     fn hear(&mut self) -> String {
         let mut buffer = [0; 4096];
-        let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(1))];
-        let mut ancillary = RecvAncillaryBuffer::new(&mut space);
-        let mut into = [IoSliceMut::new(&mut buffer)];
-        let flags = RecvFlags::CMSG_CLOEXEC;
-        let heard = recvmsg(self.notify.as_fd(), &mut into, &mut ancillary, flags);
-        let length = heard.expect("it says something").bytes;
-        for message in ancillary.drain() {
-            if let RecvAncillaryMessage::ScmRights(descriptors) = message {
-                self.kept = descriptors.last();
-            }
-        }
+        let heard = receive_with_descriptor(&self.notify, &mut buffer);
+        let (length, descriptor) = heard.expect("it says something");
+        self.kept = descriptor.or(self.kept.take());
         let said = String::from_utf8(buffer[..length].to_vec()).unwrap();
         if said.contains("FDSTORE") {
             self.store.push(said.clone());
@@ -304,6 +281,17 @@ async fn a_mirror_that_fails_costs_neither_the_service_nor_the_end() {
     assert!(engine.holds(&found, 1));
     while !running.hear().contains("mirror down: ") {}
     assert_eq!(running.stop(), Some(0));
+}
+
+/// What a unit asks first (`ExecCondition=`), so that a house without a tier has no failed unit.
+#[test]
+fn whether_there_is_a_tier_to_run_is_said_by_the_exit_code() {
+    for (settings, exit) in [("enabled = false", 1), (SMALL, 0), ("enable = true", 0)] {
+        let house = House::new(settings);
+        let ended = house.command().arg("--check-enabled").output().unwrap();
+        assert_eq!(ended.status.code(), Some(exit), "{settings}");
+        assert!(ended.stderr.is_empty() && !house.at("run").exists());
+    }
 }
 
 #[test]

@@ -89,17 +89,19 @@ fn report(before: &Before, profile: &Profile, system: bool) -> String {
     }
     let mut text = format!("a restart changes, against {}:\n", before.what);
     text += &diff::describe(&changes);
-    if daemons_of(&changes).next().is_none() {
-        return text
-            + "to restart: none, as neither units nor 'vitriol up' run vitriol-kvtier yet\n";
+    let has_tier = before.profile.kvtier.enabled || profile.kvtier.enabled;
+    let daemons: Vec<&str> = daemons_of(&changes, has_tier).collect();
+    if daemons.is_empty() {
+        return text + "to restart: none, as kvtier is not enabled\n";
     }
     let moves = changes.iter().any(|change| change.key == "house.listen");
     text += &match system {
         true if moves => move_port(&profile.house.listen.to_string()),
         true => {
-            let units = daemons_of(&changes).map(|daemon| match daemon {
+            let units = daemons.into_iter().map(|daemon| match daemon {
                 "engine" => "vitriol-engine@main.service",
                 "shield" => "vitriol-oom-shield.service",
+                "kvtier" => "vitriol-kvtier.service",
                 _ => "vitriol-demiurge.service",
             });
             format!(
@@ -108,7 +110,7 @@ fn report(before: &Before, profile: &Profile, system: bool) -> String {
             )
         }
         false => {
-            let daemons = daemons_of(&changes).map(|table| match table {
+            let daemons = daemons.into_iter().map(|table| match table {
                 "shield" => "oom-shield",
                 other => other,
             });
@@ -134,15 +136,16 @@ fn move_port(listen: &str) -> String {
 }
 
 /// The daemons that read the changed settings, by their tables.
-fn daemons_of(changes: &[Change]) -> impl Iterator<Item = &'static str> {
+fn daemons_of(changes: &[Change], has_tier: bool) -> impl Iterator<Item = &'static str> {
     let reads = |daemon: &'static str| {
         let table = format!("{daemon}.");
         let own =
             |change: &Change| change.key.starts_with("house.") || change.key.starts_with(&table);
         changes.iter().any(own).then_some(daemon)
     };
-    let tables = ["engine", "demiurge", "shield"];
-    tables.map(reads).into_iter().flatten()
+    let tables = ["engine", "demiurge", "shield", "kvtier"];
+    let read = tables.map(reads).into_iter().flatten();
+    read.filter(move |&table| has_tier || table != "kvtier")
 }
 
 /// Puts `text` in `place`; what was there, if it was something else, is kept beside it. Returns
@@ -239,8 +242,13 @@ mod tests {
         );
         let shield = reported("[shield]\nraise_to = 500\n", false);
         assert!(shield.ends_with("to restart: oom-shield\n"), "{shield}");
-        let kvtier = reported("[kvtier]\narena_bytes = '2 GiB'\n", true);
-        assert!(kvtier.contains("to restart: none, as "), "{kvtier}");
+        let kvtier = reported("[kvtier]\nenabled = true\n", true);
+        assert!(
+            kvtier.ends_with("systemctl restart vitriol-kvtier.service\n"),
+            "{kvtier}"
+        );
+        let unused = reported("[kvtier]\narena_bytes = '2 GiB'\n", true);
+        assert!(unused.contains("to restart: none, as "), "{unused}");
         assert!(reported("", false).starts_with("a restart changes nothing"));
     }
 

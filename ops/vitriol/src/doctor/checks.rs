@@ -64,8 +64,11 @@ impl Subject {
     }
 
     fn check_binaries(&self) -> Check {
-        let missing: Vec<&str> = ["vitriol-engine", "vitriol-demiurge", "vitriol-oom-shield"]
+        let needed = ["vitriol-engine", "vitriol-demiurge", "vitriol-oom-shield"];
+        let tier = self.profile.kvtier.enabled.then_some("vitriol-kvtier");
+        let missing: Vec<&str> = needed
             .into_iter()
+            .chain(tier)
             .filter(|name| !self.bin_dir.join(name).is_file())
             .collect();
         if missing.is_empty() {

@@ -25,10 +25,10 @@ type Texts = &'static [(&'static str, &'static str)];
 
 const SYSTEM_UNITS: Texts = embed!("units/system":
     "vitriol.target", "vitriol.slice", "vitriol-demiurge.socket", "vitriol-demiurge.service",
-    "vitriol-engine@.service", "vitriol-oom-shield.service");
+    "vitriol-engine@.service", "vitriol-oom-shield.service", "vitriol-kvtier.service");
 const USER_UNITS: Texts = embed!("units/user":
     "vitriol.target", "vitriol.slice", "vitriol-demiurge.socket", "vitriol-demiurge.service",
-    "vitriol-engine@.service", "vitriol-oom-shield.service");
+    "vitriol-engine@.service", "vitriol-oom-shield.service", "vitriol-kvtier.service");
 const CUDA: &str = include_str!("../../../../units/system/cuda.conf");
 const SYSUSERS: &str = include_str!("../../../../units/sysusers.d/vitriol.conf");
 const TMPFILES: &str = include_str!("../../../../units/tmpfiles.d/vitriol.conf");

@@ -16,12 +16,13 @@ const TARGET: &str = "vitriol.target";
 const ENGINE: &str = "vitriol-engine@main.service";
 
 /// The units that an uninstall stops: the file of each, and what systemctl calls it.
-const UNITS: [(&str, &str); 5] = [
+const UNITS: [(&str, &str); 6] = [
     (TARGET, TARGET),
     ("vitriol-demiurge.socket", "vitriol-demiurge.socket"),
     ("vitriol-demiurge.service", "vitriol-demiurge.service"),
     ("vitriol-engine@.service", "vitriol-engine@*.service"),
     ("vitriol-oom-shield.service", "vitriol-oom-shield.service"),
+    ("vitriol-kvtier.service", "vitriol-kvtier.service"),
 ];
 
 /// Those of them that an install may have enabled.

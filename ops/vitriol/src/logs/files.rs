@@ -146,6 +146,9 @@ fn sources(dirs: &HouseDirs, wanted: &Wanted) -> Vec<Source> {
     if wants(Unit::OomShield) {
         sources.push(source("oom-shield", Form::Log, dirs.log("oom-shield")));
     }
+    if wants(Unit::Kvtier) {
+        sources.push(source("kvtier", Form::Log, dirs.log("kvtier")));
+    }
     if wants(Unit::Demiurge) {
         sources.push(source("demiurge", Form::Log, dirs.log("demiurge")));
         if wanted.session.is_some() || wanted.lane.is_some() {

@@ -14,6 +14,7 @@ impl Unit {
             Unit::Engine => "vitriol-engine@main.service",
             Unit::Demiurge => "vitriol-demiurge.service",
             Unit::OomShield => "vitriol-oom-shield.service",
+            Unit::Kvtier => "vitriol-kvtier.service",
         }
     }
 }
@@ -24,7 +25,7 @@ impl Unit {
 pub fn arguments(wanted: &Wanted, user: bool) -> Vec<String> {
     let units = match wanted.unit {
         Some(unit) => vec![unit],
-        None => vec![Unit::Engine, Unit::Demiurge, Unit::OomShield],
+        None => vec![Unit::Engine, Unit::Demiurge, Unit::OomShield, Unit::Kvtier],
     };
     // Not --user: without a journal of the user's own the entries lie in the system's.
     let option = if user { "--user-unit" } else { "--unit" };
@@ -117,6 +118,7 @@ mod tests {
                 "--unit=vitriol-engine@main.service",
                 "--unit=vitriol-demiurge.service",
                 "--unit=vitriol-oom-shield.service",
+                "--unit=vitriol-kvtier.service",
                 "--lines=100"
             ]
         );

@@ -19,6 +19,7 @@ use tokio::{
 use vitriol_chassis::SUPERVISED;
 
 use super::{
+    fd_store::Kept,
     log::{BoundedLog, is_alarming},
     supervise::{DaemonId, Ending},
 };
@@ -36,6 +37,8 @@ pub struct Launch {
     pub args: Vec<OsString>,
     pub log: PathBuf,
     pub log_bytes_max: u64,
+    /// Where it says what is to outlive it, and what did.
+    pub kept: Option<Kept>,
 }
 
 /// What a run reports.
@@ -60,12 +63,17 @@ impl Run {
     /// supervisor) with a standard input that ends when the supervisor does.
     pub fn start(id: DaemonId, launch: &Launch, reports: mpsc::Sender<Report>) -> io::Result<Self> {
         let log = BoundedLog::open(&launch.log, launch.log_bytes_max)?;
-        let mut child = Command::new(&launch.binary)
+        let mut command = Command::new(&launch.binary);
+        command
             .args(&launch.args)
             .env(SUPERVISED.0, SUPERVISED.1)
             // Meant for the supervisor, should systemd have started it.
             .env_remove("NOTIFY_SOCKET")
-            .env_remove("WATCHDOG_USEC")
+            .env_remove("WATCHDOG_USEC");
+        if let Some(kept) = &launch.kept {
+            kept.hand_over(command.as_std_mut())?;
+        }
+        let mut child = command
             .stdin(Stdio::piped())
             .stdout(Stdio::null())
             .stderr(Stdio::piped())
@@ -187,6 +195,7 @@ mod tests {
             args: vec!["-c".into(), script.into()],
             log: dir.path().join("test.log"),
             log_bytes_max: 1 << 20,
+            kept: None,
         }
     }
 

@@ -28,9 +28,6 @@ const STOP_GRACE: Duration = Duration::from_secs(8);
 /// What the shield gives itself to give scores back in.
 const SHIELD_DRAIN: Duration = Duration::from_secs(5);
 
-/// Demiurge's place in the start order, behind the engine.
-pub const DEMIURGE: DaemonId = 1;
-
 /// The engine that this release runs.
 const ENGINE_NAME: &str = "main";
 
@@ -43,6 +40,8 @@ pub struct Daemon {
     pub status_socket: PathBuf,
     pub log: PathBuf,
     pub stop_deadline: Duration,
+    /// It has memory that must outlive it (`FDSTORE=1`).
+    pub keeps_memory: bool,
 }
 
 /// The house to be.
@@ -50,8 +49,10 @@ pub struct Daemon {
 pub struct Plan {
     pub dirs: HouseDirs,
     pub listen: SocketAddr,
-    /// In start order.
+    /// In start order: who gives something away on its way out, after who takes it.
     pub daemons: Vec<Daemon>,
+    /// Demiurge's place among them.
+    pub demiurge: DaemonId,
     profile: Profile,
     model: PathBuf,
     own_binary: PathBuf,
@@ -79,7 +80,25 @@ impl Plan {
             .or_exit(Exit::Config)?;
         let profile_file = dirs.runtime.join("profile.toml");
         let engine_socket = dirs.engine_socket(ENGINE_NAME);
-        let daemons = vec![
+        let tier = profile.kvtier.enabled.then(|| Daemon {
+            name: "kvtier",
+            binary: bin_dir.join("vitriol-kvtier"),
+            args: arguments([
+                "--profile".as_ref(),
+                profile_file.as_path(),
+                "--socket".as_ref(),
+                &dirs.kvtier_socket(),
+                "--arena-socket".as_ref(),
+                &dirs.kvtier_arena_socket(),
+                "--state-dir".as_ref(),
+                &dirs.kvtier_state(),
+            ]),
+            status_socket: dirs.kvtier_socket(),
+            log: dirs.log("kvtier"),
+            stop_deadline: Duration::from_millis(profile.kvtier.drain_ms) + STOP_GRACE,
+            keeps_memory: true,
+        });
+        let others = [
             Daemon {
                 name: "engine",
                 binary: bin_dir.join("vitriol-engine"),
@@ -97,6 +116,7 @@ impl Plan {
                 status_socket: engine_socket.clone(),
                 log: dirs.log("engine"),
                 stop_deadline: Duration::from_millis(engine.drain_ms) + STOP_GRACE,
+                keeps_memory: false,
             },
             Daemon {
                 name: "demiurge",
@@ -114,6 +134,7 @@ impl Plan {
                 status_socket: dirs.demiurge_socket(),
                 log: dirs.log("demiurge"),
                 stop_deadline: Duration::from_millis(profile.demiurge.drain_ms) + STOP_GRACE,
+                keeps_memory: false,
             },
             Daemon {
                 name: "oom-shield",
@@ -131,9 +152,14 @@ impl Plan {
                 status_socket: dirs.oom_shield_socket(),
                 log: dirs.log("oom-shield"),
                 stop_deadline: SHIELD_DRAIN + STOP_GRACE,
+                keeps_memory: false,
             },
         ];
+        // Behind the engine.
+        let demiurge = usize::from(tier.is_some()) + 1;
+        let daemons = tier.into_iter().chain(others).collect();
         Ok(Self {
+            demiurge,
             dirs,
             listen,
             daemons,
@@ -218,7 +244,7 @@ impl Plan {
     pub fn launch(&self, id: DaemonId, bound: Option<SocketAddr>) -> Launch {
         let daemon = &self.daemons[id];
         let mut args = daemon.args.clone();
-        if id == DEMIURGE {
+        if id == self.demiurge {
             args.extend([
                 "--listen".into(),
                 bound.unwrap_or(self.listen).to_string().into(),
@@ -229,6 +255,7 @@ impl Plan {
             args,
             log: daemon.log.clone(),
             log_bytes_max: self.profile.house.log_bytes_max.get(),
+            kept: None,
         }
     }
 
@@ -272,18 +299,32 @@ mod tests {
         let plan = plan(root.path(), &["--listen", "127.0.0.1:0"]).unwrap();
         let last_two = |launch: Launch| launch.args[launch.args.len() - 2..].to_vec();
         assert_eq!(
-            last_two(plan.launch(DEMIURGE, None)),
+            last_two(plan.launch(plan.demiurge, None)),
             ["--listen", "127.0.0.1:0"]
         );
         let bound = "127.0.0.1:4242".parse().unwrap();
         assert_eq!(
-            last_two(plan.launch(DEMIURGE, Some(bound))),
+            last_two(plan.launch(plan.demiurge, Some(bound))),
             ["--listen", "127.0.0.1:4242"]
         );
         assert!(
             plan.chat_command(bound)
                 .ends_with("chat --url http://127.0.0.1:4242")
         );
+    }
+
+    #[test]
+    fn a_tier_that_is_enabled_starts_first_and_so_ends_last() {
+        let root = tempfile::tempdir().unwrap();
+        let names = |flags: &[&str]| {
+            let plan = plan(root.path(), flags).unwrap();
+            assert_eq!(plan.daemons[plan.demiurge].name, "demiurge");
+            let names = plan.daemons.iter().map(|daemon| daemon.name);
+            names.collect::<Vec<_>>().join(" ")
+        };
+        assert_eq!(names(&[]), "engine demiurge oom-shield");
+        let enabled = names(&["--set", "kvtier.enabled=true"]);
+        assert_eq!(enabled, "kvtier engine demiurge oom-shield");
     }
 
     #[test]
