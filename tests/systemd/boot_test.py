@@ -46,6 +46,10 @@ WATCHDOG_S = 8
 SOMEBODY, SOMEBODYS_SERVICE = 4322, 61200
 FAT = "memory = bytes([1]) * (320 << 20); import time; time.sleep(600)"
 
+# A tier of seven slots, whose hangs are noticed soon.
+TIER = "\n[kvtier]\nenabled = true\narena_bytes = '10 MiB'\nslot_bytes = '1 MiB'\n"
+TIER_WATCHDOG = "[Service]\nWatchdogSec=2s\nTimeoutAbortSec=1s\n"
+
 # What the shield sees of what is writable somewhere.
 SIGHT = {
     "/etc": ["vitriol"],
@@ -409,6 +413,49 @@ def shield_status(rig):
     return json.loads(rig.must("vitriol", "shield", "status", "--json"))
 
 
+def the_tier_outlives_its_process_and_without_one_its_unit_is_skipped(rig):
+    skipped = ("inactive", "exec-condition")
+    state = lambda: (rig.show(KVTIER, "ActiveState"), rig.show(KVTIER, "Result"))
+    check(state() == skipped, f"without a tier: {state()}")
+    ours = rig.must("cat", PROFILE)
+    rig.write(PROFILE, ours + TIER)
+    rig.drop_in(KVTIER, TIER_WATCHDOG)
+    rig.must("systemctl", "start", KVTIER)
+    said = rig.must("vitriol", "kv", "check")
+    check("was stored" in said, said)
+    mirrored = lambda: [found for found in [tier_status(rig)] if found["mirror"]["records"] == 1]
+    first = eventually("the record is on the mirror", mirrored)[0]
+    check((first["epoch"], first["slots_free"]) == (1, first["slots"] - 1), first)
+
+    # A kill leaves the memory with systemd, and so does a hang.
+    for epoch, signal_name in ((2, "KILL"), (3, "STOP")):
+        before = rig.kill(KVTIER, signal_name)
+        rig.until_active(KVTIER, but_not=before)
+        found = tier_status(rig)
+        same = [found[key] == first[key] for key in ("arena_id", "slots_free")]
+        check(all(same) and found["epoch"] == epoch, f"after SIG{signal_name}: {found}")
+        said = rig.must("vitriol", "kv", "check")
+        check("is in the arena" in said, said)
+    check(rig.journal(f"UNIT={KVTIER}", "UNIT_RESULT=watchdog"), "it was not the watchdog")
+
+    # A stop ends the store.
+    rig.must("systemctl", "stop", KVTIER)
+    rig.must("systemctl", "start", KVTIER)
+    found = eventually("the mirror is read", mirrored)[0]
+    check(found["arena_id"] != first["arena_id"] and found["slots_free"] == found["slots"], found)
+    said = rig.must("vitriol", "kv", "check")
+    check("was on the mirror" in said, said)
+
+    rig.drop_in(KVTIER, "")
+    rig.write(PROFILE, ours)
+    rig.must("systemctl", "restart", KVTIER)
+    check(state() == skipped, f"without a tier again: {state()}")
+
+
+def tier_status(rig):
+    return json.loads(rig.must("vitriol", "kv", "status", "--json"))
+
+
 def up_is_refused_while_the_units_run(rig):
     nobody = ["setpriv", "--reuid", "nobody", "--regid", "nogroup", "--clear-groups", "env", "HOME=/tmp/nobody"]
     for identity in ([], nobody):
@@ -592,6 +639,7 @@ MACHINE = [
     a_killed_demiurge_leaves_its_callers_in_the_queue,
     a_hanging_engine_is_restarted_by_the_watchdog,
     the_shield_offers_what_is_large_and_gives_it_back,
+    the_tier_outlives_its_process_and_without_one_its_unit_is_skipped,
     up_is_refused_while_the_units_run,
     the_units_are_refused_while_up_runs,
     a_wrong_profile_is_said_once_and_not_tried_again,

@@ -218,6 +218,6 @@ impl kv_tier_server::KvTier for KvTierService {
     }
 
     async fn stats(&self, _: Request<StatsRequest>) -> Result<Response<StatsResponse>, Status> {
-        Ok(Response::new(wire::from_stats(self.tier.stats())))
+        Ok(Response::new(wire::from_stats(&self.tier)))
     }
 }

@@ -37,6 +37,9 @@ pub enum Command {
     /// What keeps the kernel's OOM killer off the house
     #[command(subcommand)]
     Shield(ShieldCommand),
+    /// KV in memory and on disk that outlives the engine
+    #[command(subcommand)]
+    Kv(KvCommand),
     /// Check whether this machine can run the house; exit 1 if something fails
     Doctor(DoctorArgs),
     /// Fetch, list and look into model files
@@ -80,6 +83,8 @@ impl Command {
             Command::Chat(args) => Some(&mut args.settings),
             Command::Status(args) => Some(&mut args.settings),
             Command::Shield(ShieldCommand::Status(args)) => Some(&mut args.settings),
+            Command::Kv(KvCommand::Status(args)) => Some(&mut args.settings),
+            Command::Kv(KvCommand::Check(args)) => Some(&mut args.settings),
             Command::Doctor(args) => Some(&mut args.settings),
             Command::Logs(args) => Some(&mut args.settings),
             Command::Bench(args) => Some(args.settings_mut()),
@@ -196,6 +201,20 @@ pub enum ShieldCommand {
     /// Show which processes the kernel would kill when memory runs out, in its order, and what the shield
     /// did about it
     Status(StatusArgs),
+}
+
+#[derive(Debug, Subcommand)]
+pub enum KvCommand {
+    /// Show what memory and disk hold, and what of it was found again
+    Status(StatusArgs),
+    /// Store a small record as an engine would, unless it is there, and find it again
+    Check(KvCheckArgs),
+}
+
+#[derive(Debug, Args)]
+pub struct KvCheckArgs {
+    #[command(flatten)]
+    pub settings: SettingArgs,
 }
 
 #[derive(Debug, Args)]

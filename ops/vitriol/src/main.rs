@@ -14,6 +14,7 @@ mod doctor;
 mod house;
 mod http;
 mod install;
+mod kv;
 mod logs;
 mod manual;
 mod model;
@@ -52,6 +53,7 @@ async fn run(command: Command, environment: &Environment) -> Result<(), Failure>
         Command::Chat(args) => chat::run(&args, environment).await,
         Command::Status(args) => status::run(&args, environment).await,
         Command::Shield(command) => shield::run(command, environment).await,
+        Command::Kv(command) => kv::run(command, environment).await,
         Command::Doctor(args) => doctor::run(&args, environment).await,
         Command::Model(command) => model::run(command, environment),
         Command::Install(args) => install::install(&args, environment),

@@ -6,7 +6,7 @@ use vitriol_proto::kvtier::v1 as proto;
 use crate::{
     record::{Record, RecordName},
     slots::{EngineId, Refused, Session, Stamp, Ticket},
-    tier::{Declined, Found, TierStats},
+    tier::{Declined, Found, Tier},
     worth::Origin,
 };
 
@@ -112,7 +112,8 @@ pub fn from_found(found: Found) -> proto::Found {
     proto::Found { kind: Some(kind) }
 }
 
-pub fn from_stats(stats: TierStats) -> proto::StatsResponse {
+pub fn from_stats(tier: &Tier) -> proto::StatsResponse {
+    let (stats, arena) = (tier.stats(), tier.arena());
     let mirror = stats.mirror.map(|mirror| proto::Mirror {
         down: mirror.down.unwrap_or_default(),
         records: mirror.usage.records,
@@ -134,5 +135,12 @@ pub fn from_stats(stats: TierStats) -> proto::StatsResponse {
         not_worth: stats.not_worth,
         damaged: stats.damaged,
         mirror,
+        arena_id: arena.id().to_vec(),
+        epoch: arena.epoch(),
+        slot_bytes: arena.slot_bytes(),
+        arena_bytes: arena.bytes(),
+        huge_pages: arena.pages().huge,
+        locked: arena.pages().locked,
+        unmirrored: tier.unmirrored() as u64,
     }
 }
