@@ -213,7 +213,7 @@ section! {
         pressure_full_ms: u32 = 100, "ms", 1..=2000;
         /// Time that the engine then refuses new requests for.
         shed_ms: u32 = 10_000, "ms", 100..=600_000;
-        /// Deadline of the call that asks the engine for it.
+        /// Deadline of the calls that ask the engine for it and the KV tier for memory.
         shed_deadline_ms: u64 = 200, "ms", 1..=60_000;
     }
 }

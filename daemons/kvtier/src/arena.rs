@@ -165,6 +165,31 @@ impl Arena {
         (is_same && xxh3_64(&payload) == header.record.xxh3).then_some(payload)
     }
 
+    /// Gives the memory of a slot's payload back to the machine; it is zero from then on.
+    ///
+    /// Errors: the pages are huge, or the kernel refuses; nothing changed then.
+    pub fn give_back(&self, slot: SlotIndex) -> Result<(), ArenaError> {
+        let at = self.payload_at(slot, 0);
+        Ok(self.memory.give_back(at, self.header.slot_bytes as usize)?)
+    }
+
+    /// Takes memory for the payload of a slot that had been given back.
+    ///
+    /// Errors: the machine has none left.
+    pub fn take_again(&self, slot: SlotIndex) -> Result<(), ArenaError> {
+        let at = self.payload_at(slot, 0);
+        Ok(self
+            .memory
+            .take_again(at, self.header.slot_bytes as usize)?)
+    }
+
+    /// Whether the memory of a slot's payload was given back, perhaps by an earlier run.
+    pub fn is_given_back(&self, slot: SlotIndex) -> bool {
+        let at = self.payload_at(slot, 0);
+        self.memory
+            .is_given_back(at, self.header.slot_bytes as usize)
+    }
+
     /// Copies are written in turn, so that one of them is whole at any time.
     fn write_arena_header(&self) {
         let copy = (self.header.epoch % 2) as usize;

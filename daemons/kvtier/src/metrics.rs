@@ -29,6 +29,14 @@ impl Collector for TierCollector {
             None,
             stats.slots_free,
         )?;
+        let given_back = "Slots that hold nothing, whose memory the machine has";
+        gauge(
+            &mut to,
+            "slots_given_back",
+            given_back,
+            None,
+            stats.slots_given_back,
+        )?;
         let quarantined = "Slots of engines from before a restart that have not come back";
         gauge(
             &mut to,

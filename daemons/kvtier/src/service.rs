@@ -4,7 +4,7 @@ mod arena_socket;
 mod engine_watch;
 mod wire;
 
-use std::sync::Arc;
+use std::{sync::Arc, time::Duration};
 
 use tokio::sync::{Notify, oneshot};
 use tonic::{Request, Response, Status, transport::server::UdsConnectInfo};
@@ -207,11 +207,17 @@ impl kv_tier_server::KvTier for KvTierService {
     }
 
     async fn trim(&self, request: Request<TrimRequest>) -> Result<Response<TrimResponse>, Status> {
+        let TrimRequest { bytes, hold_ms } = request.into_inner();
         let slot_bytes = self.tier.arena().slot_bytes();
-        let wanted = request.into_inner().bytes.div_ceil(slot_bytes);
-        let slots = self
-            .tier
-            .trim(usize::try_from(wanted).unwrap_or(usize::MAX));
+        let wanted = usize::try_from(bytes.div_ceil(slot_bytes)).unwrap_or(usize::MAX);
+        let (tier, hold) = (
+            Arc::clone(&self.tier),
+            Duration::from_millis(hold_ms.into()),
+        );
+        let trimmed = tokio::task::spawn_blocking(move || tier.trim(wanted, hold));
+        let slots = trimmed
+            .await
+            .map_err(|error| Status::internal(error.to_string()))?;
         Ok(Response::new(TrimResponse {
             bytes: slots as u64 * slot_bytes,
         }))

@@ -269,7 +269,24 @@ impl SlotTable {
         self.slots.is_empty()
     }
 
-    /// How many slots hold nothing.
+    /// Takes a slot that holds nothing out of use until it is brought back; false when it holds something, or is
+    /// out of use.
+    pub fn set_aside(&mut self, slot: SlotIndex) -> bool {
+        self.free.remove(&slot)
+    }
+
+    /// Puts a slot that was [set aside](Self::set_aside) back into use.
+    pub fn bring_back(&mut self, slot: SlotIndex) {
+        debug_assert_eq!(self.header(slot).state, State::Free);
+        self.free.insert(slot);
+    }
+
+    /// The slot that holds nothing and would be given out last.
+    pub fn last_free(&self) -> Option<SlotIndex> {
+        self.free.last().copied()
+    }
+
+    /// How many slots hold nothing and are in use.
     pub fn free_slots(&self) -> usize {
         self.free.len()
     }

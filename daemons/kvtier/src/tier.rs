@@ -10,8 +10,9 @@
 //! crash would forget.
 
 use std::{
-    collections::HashMap,
+    collections::{BTreeSet, HashMap},
     sync::{Arc, Mutex, MutexGuard, PoisonError},
+    time::{Duration, Instant},
 };
 
 use crate::{
@@ -53,6 +54,8 @@ pub enum Declined {
 pub struct TierStats {
     pub slots: u64,
     pub slots_free: u64,
+    /// Free ones without memory.
+    pub slots_given_back: u64,
     /// Slots of engines from before that have not come back.
     pub slots_quarantined: u64,
     /// Records found in the arena, on the mirror, and not at all.
@@ -85,6 +88,10 @@ struct Books {
     kept: HashMap<SlotIndex, Kept>,
     /// How many stored records build upon a block.
     children: HashMap<[u8; 32], u32>,
+    /// Slots set aside, whose memory the machine has.
+    given_back: BTreeSet<SlotIndex>,
+    /// Until when it keeps that.
+    held_until: Option<Instant>,
     stats: TierStats,
 }
 
@@ -110,11 +117,17 @@ impl Tier {
             model: ReuseModel::default(),
             kept: HashMap::new(),
             children: HashMap::new(),
+            given_back: BTreeSet::new(),
+            held_until: None,
             stats: TierStats::default(),
         };
         for slot in 0..arena.slots() {
             let header = *books.table.header(slot);
-            if header.state != State::Free {
+            if header.state == State::Free {
+                if arena.is_given_back(slot) && books.table.set_aside(slot) {
+                    books.given_back.insert(slot);
+                }
+            } else {
                 // Where it came from is not written down; it was worth keeping.
                 let offer = Offer {
                     record: header.record,
@@ -159,7 +172,7 @@ impl Tier {
 
     /// A slot to write a record to, taken from what is worth less where none is free.
     pub fn reserve(&self, session: Session, offer: &Offer) -> Result<Ticket, Declined> {
-        self.change(|books| books.place(Caller::Session(session), offer, self.arena.slot_bytes()))
+        self.change(|books| books.place(Caller::Session(session), offer, &self.arena))
     }
 
     /// See [`SlotTable::seal`].
@@ -262,8 +275,7 @@ impl Tier {
     ) -> Option<(Ticket, Record)> {
         let record = offer.record;
         self.change(|books| {
-            let slot_bytes = self.arena.slot_bytes();
-            match books.place(Caller::Tier, offer, slot_bytes) {
+            match books.place(Caller::Tier, offer, &self.arena) {
                 Ok(ticket) => {
                     // The header says Reserved before the first byte is written.
                     self.write_changed(books);
@@ -353,9 +365,45 @@ impl Tier {
         self.mirror.as_ref().is_some_and(Mirror::is_down)
     }
 
-    /// Frees up to so many slots, of what is worth least; how many.
-    pub fn trim(&self, slots: usize) -> usize {
-        self.change(|books| (0..slots).take_while(|_| books.evict(None).is_ok()).count())
+    /// Gives the memory of up to so many slots back to the machine; how many. Slots that hold nothing go first, then
+    /// records that the mirror has, then others, of what is worth least. For `hold` none of it is taken again, then
+    /// as far as it is wanted.
+    ///
+    /// Cost: locks the books once a slot, so that engines go on meanwhile.
+    pub fn trim(&self, slots: usize, hold: Duration) -> usize {
+        // The machine has no other use for its reserve of huge pages.
+        if self.arena.pages().huge {
+            return 0;
+        }
+        self.books().held_until = Instant::now().checked_add(hold);
+        let given = (0..slots).take_while(|_| self.give_back_one()).count();
+        if given > 0 {
+            tracing::info!(slots = given, "memory of the arena was given back");
+        }
+        given
+    }
+
+    fn give_back_one(&self) -> bool {
+        self.change(|books| {
+            if books.table.last_free().is_none() {
+                let mirrored = books.evict(None, |state| state == State::Spilled);
+                if mirrored.or_else(|_| books.evict(None, |_| true)).is_err() {
+                    return false;
+                }
+                // The header says Free before the payload is gone.
+                self.write_changed(books);
+            }
+            let Some(slot) = books.table.last_free() else {
+                return false;
+            };
+            match self.arena.give_back(slot) {
+                Ok(()) => books.table.set_aside(slot) && books.given_back.insert(slot),
+                Err(error) => {
+                    tracing::warn!(%error, "memory of the arena is not given back");
+                    false
+                }
+            }
+        })
     }
 
     pub fn stats(&self) -> TierStats {
@@ -367,7 +415,8 @@ impl Tier {
         };
         TierStats {
             slots: books.table.len() as u64,
-            slots_free: books.table.free_slots() as u64,
+            slots_free: (books.table.free_slots() + books.given_back.len()) as u64,
+            slots_given_back: books.given_back.len() as u64,
             slots_quarantined: (0..self.arena.slots()).filter(of_quarantine).count() as u64,
             mirror: self.mirror.as_ref().map(Mirror::stats),
             ..books.stats.clone()
@@ -397,17 +446,15 @@ impl Tier {
 }
 
 impl Books {
-    /// Reserves a slot, if need be that of a record worth less.
-    fn place(
-        &mut self,
-        caller: Caller,
-        offer: &Offer,
-        slot_bytes: u64,
-    ) -> Result<Ticket, Declined> {
+    /// Reserves a slot, if need be one whose memory was given back, or that of a record worth less.
+    fn place(&mut self, caller: Caller, offer: &Offer, arena: &Arena) -> Result<Ticket, Declined> {
+        let slot_bytes = arena.slot_bytes();
         let ticket = match self.table.reserve(caller, offer.record) {
             Err(Refused::Full) => {
-                let new = self.use_of(offer, slot_bytes);
-                self.evict(Some((&new, &offer.record.parent)))?;
+                if !self.take_again(arena) {
+                    let new = self.use_of(offer, slot_bytes);
+                    self.evict(Some((&new, &offer.record.parent)), |_| true)?;
+                }
                 self.table.reserve(caller, offer.record)?
             }
             other => other?,
@@ -416,14 +463,40 @@ impl Books {
         Ok(ticket)
     }
 
-    /// Discards the record that is worth least: less than `new`, if there is one, and not what that
-    /// builds upon.
-    fn evict(&mut self, new: Option<(&Use, &[u8; 32])>) -> Result<(), Declined> {
+    /// Has one more slot by taking memory that was given back, where that may be.
+    fn take_again(&mut self, arena: &Arena) -> bool {
+        if self.held_until.is_some_and(|until| Instant::now() < until) {
+            return false;
+        }
+        let Some(&slot) = self.given_back.first() else {
+            return false;
+        };
+        match arena.take_again(slot) {
+            Ok(()) => {
+                self.given_back.remove(&slot);
+                self.table.bring_back(slot);
+                true
+            }
+            Err(error) => {
+                tracing::warn!(%error, "the machine has no memory for a slot");
+                false
+            }
+        }
+    }
+
+    /// Discards the record that is worth least of those in a state that `may_go`: less than `new`, if there is
+    /// one, and not what that builds upon.
+    fn evict(
+        &mut self,
+        new: Option<(&Use, &[u8; 32])>,
+        may_go: impl Fn(State) -> bool,
+    ) -> Result<(), Declined> {
         let candidates = self.kept.iter().filter_map(|(&slot, kept)| {
             let header = self.table.header(slot);
             let key = header.record.name.key;
             let is_wanted = new.is_some_and(|(_, parent)| *parent == key);
-            (header.state.is_readable() && self.table.is_unread(slot)).then_some(Candidate {
+            let may_go = header.state.is_readable() && may_go(header.state);
+            (may_go && self.table.is_unread(slot)).then_some(Candidate {
                 slot,
                 of: kept.of,
                 is_leaf: !is_wanted && !self.children.contains_key(&key),

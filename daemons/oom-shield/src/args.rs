@@ -23,6 +23,9 @@ pub struct Args {
     /// Unix socket of the engine
     #[arg(long, value_name = "PATH")]
     engine_socket: Option<PathBuf>,
+    /// Unix socket of the KV tier, which is asked where the profile enables it
+    #[arg(long, value_name = "PATH")]
+    kvtier_socket: Option<PathBuf>,
     /// Directory of the record of raised scores
     #[arg(long, value_name = "DIR")]
     state_dir: Option<PathBuf>,
@@ -41,6 +44,7 @@ impl Args {
         let places = Places {
             socket: self.socket,
             engine_socket: self.engine_socket,
+            kvtier_socket: self.kvtier_socket,
             state_dir: self.state_dir,
         };
         let scope = match self.all_users {

@@ -8,11 +8,18 @@ use vitriol_profile::Profile;
 use crate::{
     decide::{Policy, Scope},
     pressure::Thresholds,
-    relief::Shedding,
+    relief::{Shedding, Trimming},
 };
 
 /// The engine that is asked to take nothing new.
 const ENGINE: &str = "main";
+
+/// What kvtier is asked for at a time is this part of its arena: two seconds of pressure cost an eighth of
+/// what is there, and pressure that lasts 16 s all of it.
+const TRIM_PARTS: u64 = 8;
+
+/// Time for which it does not take it again: several times what pressure may pause for.
+const TRIM_HOLD: Duration = Duration::from_secs(30);
 
 /// Time to give scores back in; it takes milliseconds.
 const DRAIN: Duration = Duration::from_secs(5);
@@ -22,6 +29,7 @@ const DRAIN: Duration = Duration::from_secs(5);
 pub struct Places {
     pub socket: Option<PathBuf>,
     pub engine_socket: Option<PathBuf>,
+    pub kvtier_socket: Option<PathBuf>,
     pub state_dir: Option<PathBuf>,
 }
 
@@ -30,11 +38,14 @@ pub struct Places {
 pub struct Config {
     pub socket: PathBuf,
     pub engine_socket: PathBuf,
+    pub kvtier_socket: PathBuf,
     pub state_dir: PathBuf,
     pub policy: Policy,
     pub scan_interval: Duration,
     pub thresholds: Thresholds,
     pub shedding: Shedding,
+    /// Where the profile has a tier.
+    pub trimming: Option<Trimming>,
     pub drain: Duration,
 }
 
@@ -42,12 +53,14 @@ impl Config {
     /// Puts the settings together for a house of this `scope`.
     pub fn new(profile: &Profile, places: Places, dirs: &HouseDirs, scope: Scope) -> Self {
         let settings = &profile.shield;
+        let deadline = Duration::from_millis(settings.shed_deadline_ms);
         let milliseconds = |ms: u32| Duration::from_millis(ms.into());
         Self {
             socket: places.socket.unwrap_or_else(|| dirs.oom_shield_socket()),
             engine_socket: places
                 .engine_socket
                 .unwrap_or_else(|| dirs.engine_socket(ENGINE)),
+            kvtier_socket: places.kvtier_socket.unwrap_or_else(|| dirs.kvtier_socket()),
             state_dir: places.state_dir.unwrap_or_else(|| dirs.oom_shield_state()),
             policy: Policy {
                 // At most 1000 by the schema.
@@ -63,8 +76,13 @@ impl Config {
             },
             shedding: Shedding {
                 duration: milliseconds(settings.shed_ms),
-                deadline: Duration::from_millis(settings.shed_deadline_ms),
+                deadline,
             },
+            trimming: profile.kvtier.enabled.then(|| Trimming {
+                bytes: profile.kvtier.arena_bytes.get() / TRIM_PARTS,
+                hold: TRIM_HOLD,
+                deadline,
+            }),
             drain: DRAIN,
         }
     }

@@ -24,7 +24,10 @@ mod spared;
 
 use std::{path::Path, sync::Arc, time::Duration};
 
-use tokio::time::{Interval, MissedTickBehavior, interval};
+use tokio::{
+    task::JoinHandle,
+    time::{Interval, MissedTickBehavior, interval},
+};
 use tonic::service::Routes;
 use vitriol_chassis::{Daemon, Drained, Exit, Failure, OrExit, RpcServer, event};
 use vitriol_ipc::{Listener, connect, create_private_dir};
@@ -35,7 +38,7 @@ use metrics::Metrics;
 use pressure::Watch;
 use procfs::Procfs;
 use record::RecordFile;
-use relief::{Messages, pass_on};
+use relief::{Messages, ask_engine, ask_kvtier};
 use service::ShieldService;
 use shield::Shield;
 
@@ -59,7 +62,14 @@ pub async fn run(config: Config, daemon: Daemon) -> Result<(), Failure> {
     let messages = Arc::new(Messages::default());
     let engine = connect(&config.engine_socket);
     let told = Arc::clone(&messages);
-    let passing_on = tokio::spawn(pass_on(told, engine, config.shedding, metrics.clone()));
+    let asking_engine = ask_engine(told, engine, config.shedding, metrics.clone());
+    let mut asking = vec![tokio::spawn(asking_engine)];
+    if let Some(trimming) = config.trimming {
+        let kvtier = connect(&config.kvtier_socket);
+        let told = Arc::clone(&messages);
+        let asking_kvtier = ask_kvtier(told, kvtier, trimming, metrics.clone());
+        asking.push(tokio::spawn(asking_kvtier));
+    }
     let (guard, watch) = start_guard(&config, messages, &metrics)?;
     let service = ShieldService::new(watch, metrics.clone());
     let routes = Routes::new(OomShieldServer::new(service.clone()));
@@ -98,7 +108,7 @@ pub async fn run(config: Config, daemon: Daemon) -> Result<(), Failure> {
         daemon.heartbeat.beat();
     };
     drop(guard);
-    passing_on.abort();
+    asking.iter().for_each(JoinHandle::abort);
     let given_back = async {
         // A panic in it has been reported by the runtime; the record stands for the next one.
         let _ = blocking(move || shield.give_back()).await;

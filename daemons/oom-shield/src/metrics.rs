@@ -1,6 +1,9 @@
 //! What the shield counts. Names come out as `vitriol_oom_shield_<name>`.
 
-use prometheus_client::metrics::{counter::Counter, gauge::Gauge};
+use prometheus_client::{
+    metrics::{counter::Counter, gauge::Gauge},
+    registry::Unit,
+};
 use vitriol_chassis::Registry;
 
 /// Handles to the shield's metrics; clones share them.
@@ -18,6 +21,8 @@ pub struct Metrics {
     pub pressure_some: Counter,
     pub pressure_full: Counter,
     pub trims: Counter,
+    pub trimmed_bytes: Counter,
+    pub trim_failures: Counter,
     pub sheds: Counter,
     pub shed_failures: Counter,
 }
@@ -50,6 +55,10 @@ impl Metrics {
         to.register("pressure_full", full, self.pressure_full.clone());
         let trims = "Times that pressure called for memory that is cheap to have again";
         to.register("trims", trims, self.trims.clone());
+        let trimmed = "Memory that the KV tier gave back";
+        to.register_with_unit("trimmed", trimmed, Unit::Bytes, self.trimmed_bytes.clone());
+        let failures = "Calls to the KV tier that failed or took too long";
+        to.register("trim_failures", failures, self.trim_failures.clone());
         let sheds = "Times that pressure called for the engine to take nothing new";
         to.register("sheds", sheds, self.sheds.clone());
         let failures = "Calls to the engine that failed or took too long";

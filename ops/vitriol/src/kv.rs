@@ -75,8 +75,12 @@ fn describe(stats: &StatsResponse, paint: Paint) -> String {
         (false, true) => "locked in memory",
         (false, false) => "may be swapped out",
     };
+    let given_back = match stats.slots_given_back {
+        0 => String::new(),
+        slots => format!(", {slots} free ones given back to the machine"),
+    };
     let mut text = format!(
-        "arena      {} ({pages}), {used} of {} slots of {} used; id {}, start {}\n",
+        "arena      {} ({pages}), {used} of {} slots of {} used{given_back}; id {}, start {}\n",
         Bytes(stats.arena_bytes).rounded(),
         stats.slots,
         Bytes(stats.slot_bytes).rounded(),
@@ -157,6 +161,7 @@ fn to_json(stats: &StatsResponse) -> Value {
         "locked": stats.locked,
         "slots": stats.slots,
         "slots_free": stats.slots_free,
+        "slots_given_back": stats.slots_given_back,
         "slots_quarantined": stats.slots_quarantined,
         "unmirrored": stats.unmirrored,
         "found_arena": stats.found_arena,
@@ -181,6 +186,7 @@ mod tests {
         StatsResponse {
             slots: 511,
             slots_free: 500,
+            slots_given_back: 60,
             slots_quarantined: 2,
             found_arena: 40,
             found_mirror: 3,

@@ -127,6 +127,7 @@ pub fn from_stats(tier: &Tier) -> proto::StatsResponse {
     proto::StatsResponse {
         slots: stats.slots,
         slots_free: stats.slots_free,
+        slots_given_back: stats.slots_given_back,
         slots_quarantined: stats.slots_quarantined,
         found_arena: stats.found_arena,
         found_mirror: stats.found_mirror,

@@ -140,8 +140,17 @@ async fn an_engine_stores_and_finds_a_record() {
     };
     assert_eq!(*pinned, expected);
 
-    // Pinned, it is not trimmed away; given back, it is.
-    let trim = TrimRequest { bytes: 1 };
+    // What holds nothing goes first. Pinned, a record is not trimmed away; given back, it is.
+    let trim = TrimRequest {
+        bytes: 1,
+        hold_ms: 0,
+    };
+    let free = TrimRequest {
+        bytes: 3 << 20,
+        ..trim
+    };
+    let trimmed = rig.client.trim(free).await.unwrap().into_inner();
+    assert_eq!(trimmed.bytes, 3 << 20);
     assert_eq!(rig.client.trim(trim).await.unwrap().into_inner().bytes, 0);
     let release = ReleaseRequest {
         session: attached.session,

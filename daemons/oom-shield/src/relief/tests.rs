@@ -3,10 +3,19 @@ use std::{path::Path, sync::Mutex};
 use tonic::{Response, Status, Streaming, codegen::BoxStream, service::Routes};
 use vitriol_chassis::{Notifier, RpcServer, StatusBoard};
 use vitriol_ipc::{Listener, connect};
-use vitriol_proto::engine::v1::{
-    DetokenizeRequest, DetokenizeResponse, GetModelRequest, GetModelResponse, ListSlotsRequest,
-    ListSlotsResponse, SessionRequest, ShedResponse, StepEvents, TokenizeRequest, TokenizeResponse,
-    engine_server::{Engine, EngineServer},
+use vitriol_proto::{
+    engine::v1::{
+        DetokenizeRequest, DetokenizeResponse, GetModelRequest, GetModelResponse, ListSlotsRequest,
+        ListSlotsResponse, SessionRequest, ShedResponse, StepEvents, TokenizeRequest,
+        TokenizeResponse,
+        engine_server::{Engine, EngineServer},
+    },
+    kvtier::v1::{
+        AttachRequest, AttachResponse, LoadRequest, LoadResponse, LookupRequest, LookupResponse,
+        ReleaseRequest, ReleaseResponse, ReserveRequest, ReserveResponse, SealRequest,
+        SealResponse, StatsRequest, StatsResponse, TrimResponse,
+        kv_tier_server::{KvTier, KvTierServer},
+    },
 };
 
 use super::*;
@@ -86,13 +95,106 @@ fn passing_on(socket: &Path, deadline: Duration) -> (Arc<Messages>, Metrics) {
         duration: Duration::from_millis(7000),
         deadline,
     };
-    tokio::spawn(pass_on(
+    tokio::spawn(ask_engine(
         Arc::clone(&messages),
         connect(socket),
         how,
         metrics.clone(),
     ));
     (messages, metrics)
+}
+
+/// A tier that is only asked for memory, and gives half of it.
+#[derive(Default)]
+struct Trimmed {
+    asked: Arc<Mutex<Vec<TrimRequest>>>,
+}
+
+#[tonic::async_trait]
+impl KvTier for Trimmed {
+    async fn attach(&self, _: Request<AttachRequest>) -> Result<Response<AttachResponse>, Status> {
+        not_asked()
+    }
+
+    async fn reserve(
+        &self,
+        _: Request<ReserveRequest>,
+    ) -> Result<Response<ReserveResponse>, Status> {
+        not_asked()
+    }
+
+    async fn seal(&self, _: Request<SealRequest>) -> Result<Response<SealResponse>, Status> {
+        not_asked()
+    }
+
+    async fn lookup(&self, _: Request<LookupRequest>) -> Result<Response<LookupResponse>, Status> {
+        not_asked()
+    }
+
+    async fn load(&self, _: Request<LoadRequest>) -> Result<Response<LoadResponse>, Status> {
+        not_asked()
+    }
+
+    async fn release(
+        &self,
+        _: Request<ReleaseRequest>,
+    ) -> Result<Response<ReleaseResponse>, Status> {
+        not_asked()
+    }
+
+    async fn trim(&self, request: Request<TrimRequest>) -> Result<Response<TrimResponse>, Status> {
+        let asked = request.into_inner();
+        self.asked.lock().unwrap().push(asked);
+        Ok(Response::new(TrimResponse {
+            bytes: asked.bytes / 2,
+        }))
+    }
+
+    async fn stats(&self, _: Request<StatsRequest>) -> Result<Response<StatsResponse>, Status> {
+        not_asked()
+    }
+}
+
+#[tokio::test]
+async fn the_tier_hears_what_the_guard_asks_also_when_it_comes_later() {
+    let directory = tempfile::tempdir().unwrap();
+    let socket = directory.path().join("house/kvtier.sock");
+    let (messages, metrics) = (Arc::new(Messages::default()), Metrics::default());
+    let how = Trimming {
+        bytes: 1000,
+        hold: Duration::from_millis(7000),
+        deadline: DEADLINE,
+    };
+    let asking = ask_kvtier(
+        Arc::clone(&messages),
+        connect(&socket),
+        how,
+        metrics.clone(),
+    );
+    tokio::spawn(asking);
+    messages.trim();
+    until("nobody there is counted", || {
+        metrics.trim_failures.get() == 1
+    })
+    .await;
+
+    let tier = Trimmed::default();
+    let asked = Arc::clone(&tier.asked);
+    let board = StatusBoard::new("test", "0", Notifier::default());
+    let routes = Routes::new(KvTierServer::new(tier));
+    let server = RpcServer::spawn(Listener::bind(&socket).unwrap(), routes, board);
+    messages.trim();
+    until("the tier gave memory back", || {
+        metrics.trimmed_bytes.get() == 500
+    })
+    .await;
+    let wanted = TrimRequest {
+        bytes: 1000,
+        hold_ms: 7000,
+    };
+    assert_eq!(*asked.lock().unwrap(), [wanted]);
+    assert_eq!(metrics.trim_failures.get(), 1);
+    server.stop().await.unwrap();
 }
 
 async fn until(what: &str, holds: impl Fn() -> bool) {

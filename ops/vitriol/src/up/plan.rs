@@ -146,6 +146,8 @@ impl Plan {
                     &dirs.oom_shield_socket(),
                     "--engine-socket".as_ref(),
                     &engine_socket,
+                    "--kvtier-socket".as_ref(),
+                    &dirs.kvtier_socket(),
                     "--state-dir".as_ref(),
                     &dirs.oom_shield_state(),
                 ]),
