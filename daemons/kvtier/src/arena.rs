@@ -165,6 +165,11 @@ impl Arena {
         (is_same && xxh3_64(&payload) == header.record.xxh3).then_some(payload)
     }
 
+    /// Writes zeroes over a slot's payload.
+    pub fn wipe(&self, slot: SlotIndex) {
+        self.write_payload(slot, &vec![0; self.header.slot_bytes as usize]);
+    }
+
     /// Gives the memory of a slot's payload back to the machine; it is zero from then on.
     ///
     /// Errors: the pages are huge, or the kernel refuses; nothing changed then.
@@ -188,6 +193,13 @@ impl Arena {
         let at = self.payload_at(slot, 0);
         self.memory
             .is_given_back(at, self.header.slot_bytes as usize)
+    }
+
+    /// The first bytes of a slot, whatever they are.
+    #[cfg(test)]
+    pub fn peek(&self, slot: SlotIndex, into: &mut [u8]) {
+        self.memory
+            .copy_out(self.payload_at(slot, into.len()), into);
     }
 
     /// Copies are written in turn, so that one of them is whole at any time.

@@ -35,6 +35,12 @@ pub trait BlockStore: Send {
     /// it is forgotten.
     fn get(&mut self, name: &RecordName) -> Option<(Record, Vec<u8>)>;
 
+    /// Overwrites every copy of these records that the store has, also those that it would not give out, and
+    /// makes that durable. What has no copy is none.
+    ///
+    /// Errors: the medium fails; some copies may be left, and the next call finds them.
+    fn erase(&mut self, names: &[RecordName]) -> Result<(), StoreError>;
+
     fn contains(&self, name: &RecordName) -> bool;
 
     /// Names of all records.

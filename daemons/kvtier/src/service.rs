@@ -9,14 +9,15 @@ use std::{sync::Arc, time::Duration};
 use tokio::sync::{Notify, oneshot};
 use tonic::{Request, Response, Status, transport::server::UdsConnectInfo};
 use vitriol_proto::kvtier::v1::{
-    AttachRequest, AttachResponse, Found as WireFound, LoadRequest, LoadResponse, LookupRequest,
-    LookupResponse, ReleaseRequest, ReleaseResponse, ReserveRequest, ReserveResponse, SealRequest,
-    SealResponse, StatsRequest, StatsResponse, TrimRequest, TrimResponse, kv_tier_server,
+    AttachRequest, AttachResponse, DestroyRequest, DestroyResponse, Found as WireFound,
+    LoadRequest, LoadResponse, LookupRequest, LookupResponse, ReleaseRequest, ReleaseResponse,
+    ReserveRequest, ReserveResponse, SealRequest, SealResponse, StatsRequest, StatsResponse,
+    TrimRequest, TrimResponse, kv_tier_server,
 };
 
 use crate::{
     slots::{EngineId, Refused, Session},
-    tier::{Found, Offer, Tier},
+    tier::{Destroyed, Found, Offer, Tier},
 };
 pub use arena_socket::{Tokens, serve_arena};
 use engine_watch::EngineWatch;
@@ -220,6 +221,30 @@ impl kv_tier_server::KvTier for KvTierService {
             .map_err(|error| Status::internal(error.to_string()))?;
         Ok(Response::new(TrimResponse {
             bytes: slots as u64 * slot_bytes,
+        }))
+    }
+
+    async fn destroy(
+        &self,
+        request: Request<DestroyRequest>,
+    ) -> Result<Response<DestroyResponse>, Status> {
+        let names = request.into_inner().names;
+        check_count("names", names.len(), NAMES_MAX)?;
+        let names = names.iter().map(wire::name).collect::<Result<_, _>>()?;
+        let (told, destroyed) = oneshot::channel();
+        let tell = Box::new(move |outcome| {
+            // Who asked may be gone; it is done all the same.
+            let _ = told.send(outcome);
+        });
+        self.tier
+            .destroy(names, tell)
+            .map_err(|busy| Status::unavailable(busy.to_string()))?;
+        let destroyed: Vec<Destroyed> = destroyed
+            .await
+            .map_err(|_| Status::unavailable("kvtier is ending; call again"))?;
+        let is_gone = |outcome| outcome == Destroyed::Gone;
+        Ok(Response::new(DestroyResponse {
+            gone: destroyed.into_iter().map(is_gone).collect(),
         }))
     }
 

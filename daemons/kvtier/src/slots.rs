@@ -425,6 +425,12 @@ impl SlotTable {
         })
     }
 
+    /// Whether somebody is writing a record of this name.
+    pub fn is_being_written(&self, name: &RecordName) -> bool {
+        let slot = self.index.get(name);
+        slot.is_some_and(|&slot| !self.header(slot).state.is_readable())
+    }
+
     /// Finds a record and keeps its slot from being reused until as many [`unpin`](Self::unpin)s, or
     /// the session's end. None when nobody stored it.
     ///

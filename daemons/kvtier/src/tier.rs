@@ -17,7 +17,7 @@ use std::{
 
 use crate::{
     arena::{Arena, layout::ArenaId},
-    mirror::writer::{Mirror, MirrorStats},
+    mirror::writer::{Busy, Mirror, MirrorStats},
     record::{Record, RecordName},
     slots::{Attached, Caller, EngineId, Refused, Session, SlotIndex, SlotTable, State, Ticket},
     worth::{Candidate, Origin, ReuseModel, Use, plan_eviction},
@@ -69,6 +69,18 @@ pub struct TierStats {
     pub mirror: Option<MirrorStats>,
 }
 
+/// What became of a record that was to be destroyed.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Destroyed {
+    /// Nothing of it is left, in memory or on disk, whether there was any or not.
+    Gone,
+    /// Somebody writes it, or reads it, or the mirror could not be written: call again.
+    NotYet,
+}
+
+/// Told once: what became of each record, in the order of the call.
+pub type Told = Box<dyn FnOnce(Vec<Destroyed>) + Send>;
+
 /// Told once: the record's slot, pinned; None when the record could not be brought.
 pub type Brought = Box<dyn FnOnce(Option<(Ticket, Record)>) + Send>;
 
@@ -90,6 +102,8 @@ struct Books {
     children: HashMap<[u8; 32], u32>,
     /// Slots set aside, whose memory the machine has.
     given_back: BTreeSet<SlotIndex>,
+    /// Slots whose payload must be overwritten before anything else becomes of them.
+    to_wipe: BTreeSet<SlotIndex>,
     /// Until when it keeps that.
     held_until: Option<Instant>,
     stats: TierStats,
@@ -106,18 +120,21 @@ impl Tier {
     pub fn new(arena: Arena, mirror: Option<Mirror>) -> Self {
         let is_mirrored =
             |name: &RecordName| mirror.as_ref().is_some_and(|mirror| mirror.holds(name));
-        let table = SlotTable::recover(
-            arena.slot_bytes(),
-            arena.epoch(),
-            arena.headers(),
-            is_mirrored,
-        );
+        let headers = arena.headers();
+        // Perhaps because it was to be destroyed when its last reader was done.
+        for (slot, header) in (0..).zip(&headers) {
+            if header.is_some_and(|header| header.state == State::Dropped) {
+                arena.wipe(slot);
+            }
+        }
+        let table = SlotTable::recover(arena.slot_bytes(), arena.epoch(), headers, is_mirrored);
         let mut books = Books {
             table,
             model: ReuseModel::default(),
             kept: HashMap::new(),
             children: HashMap::new(),
             given_back: BTreeSet::new(),
+            to_wipe: BTreeSet::new(),
             held_until: None,
             stats: TierStats::default(),
         };
@@ -313,8 +330,17 @@ impl Tier {
             let stored = Box::new(move |stored| {
                 tier.change(|books| books.table.end_spill(ticket, stored));
             });
-            if mirror.put(record, payload, stored).is_err() {
-                self.change(|books| books.table.end_spill(ticket, false));
+            // Queued under the lock: what was to be destroyed meanwhile must not follow its destruction.
+            let is_queued = self.change(|books| {
+                let header = books.table.header(ticket.slot);
+                let is_wanted = header.stamp == ticket.stamp && header.state == State::Spilling;
+                let is_queued = is_wanted && mirror.put(record, payload, stored).is_ok();
+                if !is_queued {
+                    books.table.end_spill(ticket, false);
+                }
+                is_queued
+            });
+            if !is_queued {
                 break;
             }
             spilled += 1;
@@ -341,6 +367,51 @@ impl Tier {
             });
         }
         Some((header.record, payload?))
+    }
+
+    /// Destroys records: what memory and mirror have of them is overwritten, and no restart finds it again. A slot
+    /// that is being read is found no more at once and overwritten when its last reader is done. `told` is called
+    /// by another thread, or by this one.
+    ///
+    /// Errors: [`Busy`]: as much waits for the mirror as may; call again.
+    pub fn destroy(self: &Arc<Self>, names: Vec<RecordName>, told: Told) -> Result<(), Busy> {
+        // First, so that nothing more of it goes to the mirror.
+        self.drop_records(&names);
+        let Some(mirror) = &self.mirror else {
+            told(self.destroyed(&names, true));
+            return Ok(());
+        };
+        let (tier, all) = (Arc::clone(self), names.clone());
+        let erased = Box::new(move |is_erased| {
+            // Again, for what was on its way from the mirror when the call came.
+            tier.drop_records(&all);
+            told(tier.destroyed(&all, is_erased));
+        });
+        mirror.erase(names, erased)
+    }
+
+    fn drop_records(&self, names: &[RecordName]) {
+        self.change(|books| {
+            for name in names {
+                if let Some(ticket) = books.table.find(name) {
+                    books.to_wipe.insert(ticket.slot);
+                    books.table.discard(ticket);
+                }
+            }
+        });
+    }
+
+    fn destroyed(&self, names: &[RecordName], is_erased: bool) -> Vec<Destroyed> {
+        let books = self.books();
+        let is_left = |name: &RecordName| {
+            let of_name = |&slot: &SlotIndex| books.table.header(slot).record.name == *name;
+            books.table.is_being_written(name) || books.to_wipe.iter().any(of_name)
+        };
+        let outcome = |name: &RecordName| match is_erased && !is_left(name) {
+            true => Destroyed::Gone,
+            false => Destroyed::NotYet,
+        };
+        names.iter().map(outcome).collect()
     }
 
     /// Records that are to be on the mirror and are not yet; 0 where there is none.
@@ -433,6 +504,9 @@ impl Tier {
 
     fn write_changed(&self, books: &mut Books) {
         for slot in books.table.take_changed() {
+            if books.table.header(slot).state == State::Free && books.to_wipe.remove(&slot) {
+                self.arena.wipe(slot);
+            }
             self.arena.write_header(slot, books.table.header(slot));
             if books.table.header(slot).state == State::Free {
                 books.leave(slot);

@@ -31,8 +31,14 @@ pub trait Disk: Send {
     /// Makes durable what was written to a segment, and that it is there.
     fn sync(&mut self, segment: u64) -> io::Result<()>;
 
+    /// Writes zeroes over what there is of a range; not durable before [`sync`](Self::sync).
+    fn overwrite(&mut self, segment: u64, offset: u64, bytes: u64) -> io::Result<()>;
+
     fn remove(&mut self, segment: u64) -> io::Result<()>;
 }
+
+/// Written at a time where a range is overwritten.
+const ZEROES: usize = 1 << 20;
 
 /// A local directory of this user's alone (0700, files 0600), used by one process at a time.
 #[derive(Debug)]
@@ -163,6 +169,20 @@ impl Disk for LocalDisk {
     fn sync(&mut self, segment: u64) -> io::Result<()> {
         self.file(segment)?.sync_data()?;
         File::open(&self.directory)?.sync_all()
+    }
+
+    fn overwrite(&mut self, segment: u64, offset: u64, bytes: u64) -> io::Result<()> {
+        // Segments of earlier runs are open for reading only, and it need not be quick.
+        let file = OpenOptions::new().write(true).open(self.path(segment))?;
+        let end = offset.saturating_add(bytes).min(file.metadata()?.len());
+        let zeroes = vec![0; ZEROES];
+        let mut at = offset;
+        while at < end {
+            let part = &zeroes[..zeroes.len().min((end - at) as usize)];
+            file.write_all_at(part, at)?;
+            at += part.len() as u64;
+        }
+        Ok(())
     }
 
     fn remove(&mut self, segment: u64) -> io::Result<()> {

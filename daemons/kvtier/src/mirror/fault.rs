@@ -96,6 +96,11 @@ impl Disk for FaultyDisk {
         self.inner.sync(segment)
     }
 
+    fn overwrite(&mut self, segment: u64, offset: u64, bytes: u64) -> io::Result<()> {
+        fail(self.faults.state.lock().unwrap().write)?;
+        self.inner.overwrite(segment, offset, bytes)
+    }
+
     fn remove(&mut self, segment: u64) -> io::Result<()> {
         fail(self.faults.state.lock().unwrap().write)?;
         self.inner.remove(segment)

@@ -2,11 +2,11 @@
 //!
 //! A segment is written by one run of the process and by nobody after: what follows a failed write or a
 //! crash goes to the next. So a record is either whole or its checksums say that it is not, and nothing
-//! ever has to be repaired. When the budget is used up, the oldest segment goes; of its records those
+//! ever has to be repaired. Only what is to be destroyed is written over. When the budget is used up, the oldest segment goes; of its records those
 //! that were read since they were written are written again, up to half of it.
 
 use std::{
-    collections::{BTreeMap, HashMap},
+    collections::{BTreeMap, BTreeSet, HashMap, HashSet},
     io,
 };
 
@@ -56,6 +56,9 @@ pub struct SegmentStore<D> {
     unsynced: Vec<RecordName>,
     /// Not told of yet.
     forgotten: Vec<RecordName>,
+    /// Copies that are not given out and would be found by another scan, or parts of them: older ones, damaged
+    /// ones, those of a batch that failed.
+    shadows: Vec<Place>,
     bytes_written: u64,
     records_damaged: u64,
 }
@@ -75,6 +78,7 @@ impl<D: Disk> SegmentStore<D> {
             active: None,
             unsynced: Vec::new(),
             forgotten: Vec::new(),
+            shadows: Vec::new(),
             bytes_written: 0,
             records_damaged: 0,
         };
@@ -108,7 +112,7 @@ impl<D: Disk> SegmentStore<D> {
             match (record, next) {
                 (Some(record), Some(next)) if next <= bytes => {
                     is_empty = false;
-                    self.index.insert(
+                    let older = self.index.insert(
                         record.name,
                         Place {
                             segment,
@@ -117,6 +121,7 @@ impl<D: Disk> SegmentStore<D> {
                             was_read: false,
                         },
                     );
+                    self.shadows.extend(older);
                     offset = next;
                 }
                 _ => offset += BLOCK_BYTES as u64,
@@ -190,13 +195,13 @@ impl<D: Disk> SegmentStore<D> {
     ) -> StoreError {
         self.active = None;
         for name in self.unsynced.drain(..) {
-            self.index.remove(&name);
+            self.shadows.extend(self.index.remove(&name));
             self.forgotten.push(name);
         }
         // A disk that stays full is tried again and again; each try must not leave a file.
         let is_empty = !self.index.values().any(|place| place.segment == segment);
         if is_empty && self.disk.remove(segment).is_ok() {
-            self.segments.remove(&segment);
+            self.forget_segment(segment);
         }
         StoreError::Segment {
             operation,
@@ -231,7 +236,7 @@ impl<D: Disk> SegmentStore<D> {
                     true => self.read(&place),
                     false => None,
                 };
-                self.index.remove(&name);
+                self.shadows.extend(self.index.remove(&name));
                 match payload {
                     Some(payload) => {
                         self.append(&place.record, &payload)?;
@@ -250,10 +255,16 @@ impl<D: Disk> SegmentStore<D> {
                         source,
                     });
                 }
-                _ => self.segments.remove(&oldest),
-            };
+                _ => self.forget_segment(oldest),
+            }
         }
         Ok(())
+    }
+
+    /// The segment is gone, with all that it had.
+    fn forget_segment(&mut self, segment: u64) {
+        self.segments.remove(&segment);
+        self.shadows.retain(|shadow| shadow.segment != segment);
     }
 
     fn bytes(&self) -> u64 {
@@ -312,12 +323,58 @@ impl<D: Disk> BlockStore for SegmentStore<D> {
                 Some((place.record, payload))
             }
             None => {
-                self.index.remove(name);
+                self.shadows.extend(self.index.remove(name));
                 self.forgotten.push(*name);
                 self.records_damaged += 1;
                 None
             }
         }
+    }
+
+    fn erase(&mut self, names: &[RecordName]) -> Result<(), StoreError> {
+        // Nothing of a batch that could still fail is left out or told to be there afterwards.
+        self.sync()?;
+        let names: HashSet<&RecordName> = names.iter().collect();
+        let found = names.iter().filter_map(|&name| self.index.get(name));
+        let shadows = self.shadows.iter();
+        let shadows = shadows.filter(|shadow| names.contains(&shadow.record.name));
+        let copies: Vec<Place> = found.chain(shadows).copied().collect();
+        let touched: BTreeSet<u64> = copies.iter().map(|place| place.segment).collect();
+        let failed = |operation, segment| {
+            move |source| StoreError::Segment {
+                operation,
+                segment,
+                source,
+            }
+        };
+        // A header goes when what it names is gone: a crash in between leaves what the next call finds.
+        let header = BLOCK_BYTES as u64;
+        for is_header in [false, true] {
+            for place in &copies {
+                let (offset, bytes) = match is_header {
+                    true => (place.offset, header),
+                    false => (
+                        place.offset + header,
+                        stored_bytes(place.record.length) - header,
+                    ),
+                };
+                let written = self.disk.overwrite(place.segment, offset, bytes);
+                written.map_err(failed("overwrite", place.segment))?;
+                self.bytes_written += bytes;
+            }
+            for &segment in &touched {
+                let synced = self.disk.sync(segment);
+                synced.map_err(failed("sync", segment))?;
+            }
+        }
+        for name in names.iter().copied() {
+            if self.index.remove(name).is_some() {
+                self.forgotten.push(*name);
+            }
+        }
+        self.shadows
+            .retain(|shadow| !names.contains(&shadow.record.name));
+        Ok(())
     }
 
     fn contains(&self, name: &RecordName) -> bool {

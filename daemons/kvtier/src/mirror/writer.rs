@@ -83,6 +83,10 @@ enum Job {
     Flush {
         done: Stored,
     },
+    Erase {
+        names: Vec<RecordName>,
+        erased: Stored,
+    },
 }
 
 /// The mirror's queue is full; try again later.
@@ -180,6 +184,14 @@ impl Mirror {
         self.queue(Job::Flush { done })
     }
 
+    /// Queues the destruction of records, after all that was queued before; `erased` is told whether nothing of them
+    /// is left.
+    ///
+    /// Errors: [`Busy`]; `erased` is not called then.
+    pub fn erase(&self, names: Vec<RecordName>, erased: Stored) -> Result<(), Busy> {
+        self.queue(Job::Erase { names, erased })
+    }
+
     /// Whether the mirror has the record; reading it may still fail.
     pub fn holds(&self, name: &RecordName) -> bool {
         lock(&self.shared.names).contains(name)
@@ -256,6 +268,10 @@ impl Writer {
                     self.sync();
                     done(!self.is_down);
                 }
+                Ok(Job::Erase { names, erased }) => {
+                    let is_erased = self.erase(&names);
+                    erased(is_erased);
+                }
                 Err(RecvTimeoutError::Timeout) => {}
                 Err(RecvTimeoutError::Disconnected) => break,
             }
@@ -318,6 +334,20 @@ impl Writer {
         lock(&self.shared.stats).loaded += u64::from(found.is_some());
         self.publish();
         loaded(found);
+    }
+
+    fn erase(&mut self, names: &[RecordName]) -> bool {
+        // Who waits for the batch is told before it could be undone.
+        self.sync();
+        let erased = match &mut self.store {
+            Some(store) => store.erase(names),
+            None => return false,
+        };
+        if let Err(error) = &erased {
+            self.lose(error);
+        }
+        self.publish();
+        erased.is_ok()
     }
 
     fn sync(&mut self) {

@@ -292,6 +292,109 @@ fn what_the_mirror_has_is_given_back_before_what_it_has_not() {
     assert_eq!(found, [Found::Mirror, Found::Mirror]);
 }
 
+fn destroy(tier: &Arc<Tier>, keys: &[u8]) -> Vec<Destroyed> {
+    let (told, answer) = sync_channel(1);
+    let names = keys.iter().map(|&key| offer(key).record.name).collect();
+    let tell = Box::new(move |outcome| told.send(outcome).unwrap());
+    tier.destroy(names, tell).unwrap();
+    answer.recv_timeout(SOON).unwrap()
+}
+
+/// Whether a run of the payload of block `key` is anywhere in the arena.
+fn is_in_memory(tier: &Tier, key: u8) -> bool {
+    let mut found = vec![0; 4096];
+    (0..tier.arena().slots()).any(|slot| {
+        tier.arena().peek(slot, &mut found);
+        found == [key; 4096]
+    })
+}
+
+/// Whether a run of the payload of block `key` is in any file of the mirror.
+fn is_on_disk(directory: &Path, key: u8) -> bool {
+    let entries = std::fs::read_dir(directory).unwrap().flatten();
+    let mut files = entries.map(|entry| std::fs::read(entry.path()).unwrap());
+    files.any(|bytes| bytes.windows(4096).any(|run| run == [key; 4096]))
+}
+
+#[test]
+fn what_is_destroyed_is_nowhere_and_no_restart_finds_it() {
+    let temp = tempfile::tempdir().unwrap();
+    let faults = Faults::default();
+    let tier = Arc::new(Tier::new(arena(), Some(mirror(temp.path(), &faults))));
+    let session = attach(&tier);
+    for key in 1..=3 {
+        store(&tier, session, key).unwrap();
+    }
+    assert_eq!(tier.spill(), 3);
+    let stored = || tier.stats().mirror.filter(|mirror| mirror.stored == 3);
+    eventually(SOON, "three are stored", stored).unwrap();
+    assert!(is_in_memory(&tier, 2) && is_on_disk(temp.path(), 2));
+    // One that is not there is gone too.
+    assert_eq!(destroy(&tier, &[2, 9]), [Destroyed::Gone; 2]);
+    assert!(!is_in_memory(&tier, 2) && !is_on_disk(temp.path(), 2));
+    let found = tier.lookup(session, &[offer(2).record.name]).unwrap();
+    assert_eq!(found, [Found::Nowhere]);
+    let memory = kept(&tier);
+    drop(tier);
+
+    let found_again = mirror(temp.path(), &faults);
+    let read = || (found_again.stats().usage.records == 2).then_some(());
+    eventually(SOON, "the mirror is read", read).unwrap();
+    assert!(!found_again.holds(&offer(2).record.name));
+    let tier = Arc::new(Tier::new(
+        Arena::take_over(memory).unwrap(),
+        Some(found_again),
+    ));
+    let session = attach(&tier);
+    assert!(finds(&tier, session, 1) && !finds(&tier, session, 2) && finds(&tier, session, 3));
+    // Stored anew it is another record.
+    store(&tier, session, 2).unwrap();
+    assert!(finds(&tier, session, 2));
+}
+
+#[test]
+fn what_is_written_or_read_is_destroyed_when_that_has_ended() {
+    let tier = Arc::new(Tier::new(arena(), None));
+    let session = attach(&tier);
+    let ticket = tier.reserve(session, &offer(1)).unwrap();
+    assert_eq!(destroy(&tier, &[1]), [Destroyed::NotYet]);
+    let record = offer(1).record;
+    tier.arena().write_payload(ticket.slot, &payload(1));
+    tier.seal(session, ticket, record.length, record.xxh3)
+        .unwrap();
+    let Found::Arena(pinned, _) = tier.lookup(session, &[record.name]).unwrap()[0] else {
+        panic!("it is sealed");
+    };
+    assert_eq!(destroy(&tier, &[1]), [Destroyed::NotYet]);
+    let found = tier.lookup(session, &[record.name]).unwrap();
+    assert_eq!(found, [Found::Nowhere], "found no more at once");
+    assert!(is_in_memory(&tier, 1), "its reader reads on");
+    // The reader dies with kvtier.
+    let again = Arc::new(Tier::new(Arena::take_over(kept(&tier)).unwrap(), None));
+    assert!(!is_in_memory(&again, 1));
+    tier.arena().write_payload(ticket.slot, &payload(1));
+    tier.unpin(session, pinned).unwrap();
+    assert!(!is_in_memory(&tier, 1));
+    assert_eq!(destroy(&tier, &[1]), [Destroyed::Gone]);
+}
+
+#[test]
+fn a_mirror_that_cannot_be_written_says_that_it_is_not_done() {
+    let temp = tempfile::tempdir().unwrap();
+    let faults = Faults::default();
+    let tier = Arc::new(Tier::new(arena(), Some(mirror(temp.path(), &faults))));
+    let session = attach(&tier);
+    store(&tier, session, 1).unwrap();
+    tier.spill();
+    let stored = || tier.stats().mirror.filter(|mirror| mirror.stored == 1);
+    eventually(SOON, "it is stored", stored).unwrap();
+    faults.write(Some(EIO));
+    assert_eq!(destroy(&tier, &[1]), [Destroyed::NotYet]);
+    faults.write(None);
+    assert_eq!(destroy(&tier, &[1]), [Destroyed::Gone]);
+    assert!(!is_on_disk(temp.path(), 1));
+}
+
 #[test]
 fn what_an_engine_overwrote_is_not_mirrored_but_discarded() {
     let temp = tempfile::tempdir().unwrap();

@@ -11,9 +11,9 @@ use vitriol_proto::{
         engine_server::{Engine, EngineServer},
     },
     kvtier::v1::{
-        AttachRequest, AttachResponse, LoadRequest, LoadResponse, LookupRequest, LookupResponse,
-        ReleaseRequest, ReleaseResponse, ReserveRequest, ReserveResponse, SealRequest,
-        SealResponse, StatsRequest, StatsResponse, TrimResponse,
+        AttachRequest, AttachResponse, DestroyRequest, DestroyResponse, LoadRequest, LoadResponse,
+        LookupRequest, LookupResponse, ReleaseRequest, ReleaseResponse, ReserveRequest,
+        ReserveResponse, SealRequest, SealResponse, StatsRequest, StatsResponse, TrimResponse,
         kv_tier_server::{KvTier, KvTierServer},
     },
 };
@@ -148,6 +148,13 @@ impl KvTier for Trimmed {
         Ok(Response::new(TrimResponse {
             bytes: asked.bytes / 2,
         }))
+    }
+
+    async fn destroy(
+        &self,
+        _: Request<DestroyRequest>,
+    ) -> Result<Response<DestroyResponse>, Status> {
+        not_asked()
     }
 
     async fn stats(&self, _: Request<StatsRequest>) -> Result<Response<StatsResponse>, Status> {
