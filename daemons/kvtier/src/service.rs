@@ -7,12 +7,16 @@ mod wire;
 use std::{sync::Arc, time::Duration};
 
 use tokio::sync::{Notify, oneshot};
-use tonic::{Request, Response, Status, transport::server::UdsConnectInfo};
+use tokio_stream::{
+    StreamExt,
+    wrappers::{BroadcastStream, WatchStream},
+};
+use tonic::{Request, Response, Status, codegen::BoxStream, transport::server::UdsConnectInfo};
 use vitriol_proto::kvtier::v1::{
-    AttachRequest, AttachResponse, DestroyRequest, DestroyResponse, Found as WireFound,
-    LoadRequest, LoadResponse, LookupRequest, LookupResponse, ReleaseRequest, ReleaseResponse,
-    ReserveRequest, ReserveResponse, SealRequest, SealResponse, StatsRequest, StatsResponse,
-    TrimRequest, TrimResponse, kv_tier_server,
+    AttachRequest, AttachResponse, DestroyRequest, DestroyResponse, Event as WireEvent,
+    EventsRequest, Found as WireFound, LoadRequest, LoadResponse, LookupRequest, LookupResponse,
+    ReleaseRequest, ReleaseResponse, ReserveRequest, ReserveResponse, SealRequest, SealResponse,
+    StatsRequest, StatsResponse, TrimRequest, TrimResponse, kv_tier_server,
 };
 
 use crate::{
@@ -97,6 +101,8 @@ fn check_count(what: &str, count: usize, most: usize) -> Result<(), Status> {
 
 #[tonic::async_trait]
 impl kv_tier_server::KvTier for KvTierService {
+    type EventsStream = BoxStream<WireEvent>;
+
     async fn attach(
         &self,
         request: Request<AttachRequest>,
@@ -246,6 +252,22 @@ impl kv_tier_server::KvTier for KvTierService {
         Ok(Response::new(DestroyResponse {
             gone: destroyed.into_iter().map(is_gone).collect(),
         }))
+    }
+
+    async fn events(
+        &self,
+        _: Request<EventsRequest>,
+    ) -> Result<Response<Self::EventsStream>, Status> {
+        let arena = tokio_stream::once(wire::arena_state(self.tier.arena()));
+        let changes = BroadcastStream::new(self.tier.events()).map(wire::event);
+        let changes: BoxStream<WireEvent> = match self.tier.watch_mirror() {
+            Some(down) => {
+                let mirror = WatchStream::new(down).map(wire::mirror_state);
+                Box::pin(mirror.merge(changes).map(Ok))
+            }
+            None => Box::pin(changes.map(Ok)),
+        };
+        Ok(Response::new(Box::pin(arena.map(Ok).chain(changes))))
     }
 
     async fn stats(&self, _: Request<StatsRequest>) -> Result<Response<StatsResponse>, Status> {

@@ -15,6 +15,8 @@ use std::{
     time::{Duration, Instant},
 };
 
+use tokio::sync::{broadcast, watch};
+
 use crate::{
     arena::{Arena, layout::ArenaId},
     mirror::writer::{Busy, Mirror, MirrorStats},
@@ -78,6 +80,18 @@ pub enum Destroyed {
     NotYet,
 }
 
+/// Events that may wait for who listens; of more the oldest are lost.
+const EVENTS_MAX: usize = 64;
+
+/// Something that happened to what is stored, worth telling.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Event {
+    /// What a slot held was not what had been sealed; it was discarded.
+    Damaged(RecordName),
+    /// Memory that was given back to the machine.
+    Trimmed { bytes: u64 },
+}
+
 /// Told once: what became of each record, in the order of the call.
 pub type Told = Box<dyn FnOnce(Vec<Destroyed>) + Send>;
 
@@ -90,6 +104,7 @@ pub struct Tier {
     arena: Arena,
     mirror: Option<Mirror>,
     books: Mutex<Books>,
+    events: broadcast::Sender<Event>,
 }
 
 #[derive(Debug)]
@@ -157,6 +172,7 @@ impl Tier {
             arena,
             mirror,
             books: Mutex::new(books),
+            events: broadcast::Sender::new(EVENTS_MAX),
         };
         tier.write_changed(&mut tier.books());
         tier
@@ -164,6 +180,21 @@ impl Tier {
 
     pub fn arena(&self) -> &Arena {
         &self.arena
+    }
+
+    /// What happens from now on.
+    pub fn events(&self) -> broadcast::Receiver<Event> {
+        self.events.subscribe()
+    }
+
+    /// See [`Mirror::watch_down`]; None without a mirror.
+    pub fn watch_mirror(&self) -> Option<watch::Receiver<Option<String>>> {
+        self.mirror.as_ref().map(Mirror::watch_down)
+    }
+
+    fn tell(&self, event: Event) {
+        // Nobody need listen.
+        let _ = self.events.send(event);
     }
 
     /// Engines of an earlier run whose end must be watched; see [`SlotTable::quarantined`].
@@ -365,6 +396,7 @@ impl Tier {
                 books.table.discard(ticket);
                 books.table.end_spill(ticket, false);
             });
+            self.tell(Event::Damaged(header.record.name));
         }
         Some((header.record, payload?))
     }
@@ -449,7 +481,9 @@ impl Tier {
         self.books().held_until = Instant::now().checked_add(hold);
         let given = (0..slots).take_while(|_| self.give_back_one()).count();
         if given > 0 {
-            tracing::info!(slots = given, "memory of the arena was given back");
+            let bytes = given as u64 * self.arena.slot_bytes();
+            tracing::info!(bytes, "memory of the arena was given back");
+            self.tell(Event::Trimmed { bytes });
         }
         given
     }

@@ -18,6 +18,7 @@ use std::{
     time::{Duration, Instant, SystemTime},
 };
 
+use tokio::sync::watch;
 use vitriol_chassis::event;
 
 use super::{BlockStore, StoreError, Usage, endurance::Ledger};
@@ -99,6 +100,8 @@ struct Shared {
     stats: Mutex<MirrorStats>,
     /// Durable records.
     names: Mutex<HashSet<RecordName>>,
+    /// Why it takes no records; changes with whether it does.
+    down: watch::Sender<Option<String>>,
     /// Writes that wait or are being done.
     puts: AtomicUsize,
 }
@@ -200,6 +203,11 @@ impl Mirror {
     /// Whether it takes no records for now.
     pub fn is_down(&self) -> bool {
         lock(&self.shared.stats).down.is_some()
+    }
+
+    /// Why it takes no records, None while it does, now and whenever that changes.
+    pub fn watch_down(&self) -> watch::Receiver<Option<String>> {
+        self.shared.down.subscribe()
     }
 
     pub fn stats(&self) -> MirrorStats {
@@ -402,6 +410,11 @@ impl Writer {
             );
         }
         self.is_down = true;
+        self.shared.down.send_if_modified(|down| {
+            let was_up = down.is_none();
+            *down = Some(cause.clone());
+            was_up
+        });
         lock(&self.shared.stats).down = Some(cause);
     }
 
@@ -413,6 +426,9 @@ impl Writer {
             );
         }
         self.is_down = false;
+        self.shared
+            .down
+            .send_if_modified(|down| down.take().is_some());
         lock(&self.shared.stats).down = None;
     }
 

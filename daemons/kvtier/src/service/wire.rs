@@ -1,12 +1,14 @@
 //! Messages ↔ what they mean.
 
+use tokio_stream::wrappers::errors::BroadcastStreamRecvError;
 use tonic::Status;
 use vitriol_proto::kvtier::v1 as proto;
 
 use crate::{
+    arena::Arena,
     record::{Record, RecordName},
     slots::{EngineId, Refused, Session, Stamp, Ticket},
-    tier::{Declined, Found, Tier},
+    tier::{Declined, Event, Found, Tier},
     worth::Origin,
 };
 
@@ -110,6 +112,39 @@ pub fn from_found(found: Found) -> proto::Found {
         Found::Nowhere => Kind::Nowhere(true),
     };
     proto::Found { kind: Some(kind) }
+}
+
+fn tell(kind: proto::event::Kind) -> proto::Event {
+    proto::Event { kind: Some(kind) }
+}
+
+pub fn arena_state(arena: &Arena) -> proto::Event {
+    tell(proto::event::Kind::Arena(proto::ArenaState {
+        id: arena.id().to_vec(),
+        epoch: arena.epoch(),
+    }))
+}
+
+pub fn mirror_state(down: Option<String>) -> proto::Event {
+    let down = down.unwrap_or_default();
+    tell(proto::event::Kind::Mirror(proto::MirrorState { down }))
+}
+
+pub fn event(happened: Result<Event, BroadcastStreamRecvError>) -> proto::Event {
+    use proto::event::Kind;
+    tell(match happened {
+        Ok(Event::Damaged(name)) => Kind::Damaged(from_name(&name)),
+        Ok(Event::Trimmed { bytes }) => Kind::TrimmedBytes(bytes),
+        Err(BroadcastStreamRecvError::Lagged(count)) => Kind::Missed(count),
+    })
+}
+
+fn from_name(name: &RecordName) -> proto::RecordName {
+    proto::RecordName {
+        key: name.key.to_vec(),
+        tag: name.tag.to_vec(),
+        group: name.group,
+    }
 }
 
 pub fn from_stats(tier: &Tier) -> proto::StatsResponse {

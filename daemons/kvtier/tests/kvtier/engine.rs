@@ -3,11 +3,11 @@
 use std::{path::Path, time::Duration};
 
 use tokio::{io::AsyncWriteExt, net::UnixStream};
-use tonic::transport::Channel;
+use tonic::{Streaming, transport::Channel};
 use vitriol_ipc::{connect, receive_descriptor};
 use vitriol_proto::kvtier::v1::{
-    AttachRequest, AttachResponse, LoadRequest, LookupRequest, Origin, Record, RecordName,
-    ReserveRequest, SealRequest, Sealed, Ticket, found::Kind as Found,
+    AttachRequest, AttachResponse, Event, EventsRequest, LoadRequest, LookupRequest, Origin,
+    Record, RecordName, ReserveRequest, SealRequest, Sealed, Ticket, event, found::Kind as Found,
     kv_tier_client::KvTierClient, reserved::Kind as Reserved,
 };
 use vitriol_shm::Memfd;
@@ -48,6 +48,18 @@ pub async fn redeem(socket: &Path, token: &[u8]) -> std::io::Result<Memfd> {
     Memfd::take_over(descriptor).map_err(std::io::Error::other)
 }
 
+pub async fn listen(client: &mut KvTierClient<Channel>) -> Streaming<Event> {
+    let events = client.events(EventsRequest {}).await;
+    events.expect("anybody may listen").into_inner()
+}
+
+/// The next event, which must come.
+pub async fn next(events: &mut Streaming<Event>) -> event::Kind {
+    let next = tokio::time::timeout(DEADLINE, events.message()).await;
+    let event = next.expect("an event comes").expect("kvtier is there");
+    event.expect("it goes on").kind.expect("something happened")
+}
+
 /// An engine that is attached.
 pub struct Engine {
     client: KvTierClient<Channel>,
@@ -66,6 +78,10 @@ impl Engine {
             attached,
             memory,
         }
+    }
+
+    pub async fn events(&mut self) -> Streaming<Event> {
+        listen(&mut self.client).await
     }
 
     pub fn arena_id(&self) -> &[u8] {

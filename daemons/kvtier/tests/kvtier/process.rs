@@ -10,12 +10,12 @@ use std::{
 use rustix::process::Signal;
 use vitriol_ipc::{bequeath, connect, receive_with_descriptor};
 use vitriol_proto::{
-    kvtier::v1::found::Kind as Found,
+    kvtier::v1::{event::Kind as Event, found::Kind as Found},
     status::v1::{GetRequest, Health, status_client::StatusClient},
 };
 use vitriol_testkit::{eventually, process};
 
-use crate::engine::{DEADLINE, Engine};
+use crate::engine::{DEADLINE, Engine, next};
 
 /// A house of kvtier alone, whose service manager the test plays.
 struct House {
@@ -276,6 +276,20 @@ async fn a_mirror_that_fails_costs_neither_the_service_nor_the_end() {
     fs::write(house.mirror(), "").unwrap();
     let mut running = house.start();
     let mut engine = house.attach().await;
+    let mut events = engine.events().await;
+    let Event::Arena(arena) = next(&mut events).await else {
+        panic!("the arena is told first");
+    };
+    assert_eq!((&arena.id[..], arena.epoch), (engine.arena_id(), 1));
+    // Up as long as nobody has tried.
+    let down = loop {
+        match next(&mut events).await {
+            Event::Mirror(state) if state.down.is_empty() => {}
+            Event::Mirror(state) => break state.down,
+            other => panic!("{other:?}"),
+        }
+    };
+    assert!(down.contains("segments"), "{down}");
     engine.store(1).await;
     let found = engine.look(1).await;
     assert!(engine.holds(&found, 1));

@@ -13,13 +13,14 @@ use vitriol_kvtier::{
 };
 use vitriol_proto::kvtier::v1::{
     AttachRequest, AttachResponse, Declined, LookupRequest, Pinned, ReleaseRequest, ReserveRequest,
-    SealRequest, Sealed, StatsRequest, Ticket, TrimRequest, found::Kind as Found,
-    kv_tier_client::KvTierClient, kv_tier_server::KvTierServer, reserved::Kind as Reserved,
+    SealRequest, Sealed, StatsRequest, Ticket, TrimRequest, event::Kind as Event,
+    found::Kind as Found, kv_tier_client::KvTierClient, kv_tier_server::KvTierServer,
+    reserved::Kind as Reserved,
 };
 use vitriol_shm::Memfd;
 use xxhash_rust::xxh3::xxh3_64;
 
-use crate::engine::{name, redeem, reserve};
+use crate::engine::{listen, name, next, redeem, reserve};
 
 struct Rig {
     directory: tempfile::TempDir,
@@ -141,6 +142,7 @@ async fn an_engine_stores_and_finds_a_record() {
     assert_eq!(*pinned, expected);
 
     // What holds nothing goes first. Pinned, a record is not trimmed away; given back, it is.
+    let mut events = listen(&mut rig.client).await;
     let trim = TrimRequest {
         bytes: 1,
         hold_ms: 0,
@@ -164,6 +166,10 @@ async fn an_engine_stores_and_finds_a_record() {
         rig.client.trim(trim).await.unwrap().into_inner().bytes,
         1 << 20
     );
+    let told = [next(&mut events).await, next(&mut events).await];
+    assert!(matches!(told[0], Event::Arena(_)), "{told:?}");
+    assert_eq!(told[1], Event::TrimmedBytes(3 << 20));
+    assert_eq!(next(&mut events).await, Event::TrimmedBytes(1 << 20));
     let stats = rig
         .client
         .stats(StatsRequest {})

@@ -11,9 +11,10 @@ use vitriol_proto::{
         engine_server::{Engine, EngineServer},
     },
     kvtier::v1::{
-        AttachRequest, AttachResponse, DestroyRequest, DestroyResponse, LoadRequest, LoadResponse,
-        LookupRequest, LookupResponse, ReleaseRequest, ReleaseResponse, ReserveRequest,
-        ReserveResponse, SealRequest, SealResponse, StatsRequest, StatsResponse, TrimResponse,
+        AttachRequest, AttachResponse, DestroyRequest, DestroyResponse, Event, EventsRequest,
+        LoadRequest, LoadResponse, LookupRequest, LookupResponse, ReleaseRequest, ReleaseResponse,
+        ReserveRequest, ReserveResponse, SealRequest, SealResponse, StatsRequest, StatsResponse,
+        TrimResponse,
         kv_tier_server::{KvTier, KvTierServer},
     },
 };
@@ -112,6 +113,15 @@ struct Trimmed {
 
 #[tonic::async_trait]
 impl KvTier for Trimmed {
+    type EventsStream = BoxStream<Event>;
+
+    async fn events(
+        &self,
+        _: Request<EventsRequest>,
+    ) -> Result<Response<Self::EventsStream>, Status> {
+        not_asked()
+    }
+
     async fn attach(&self, _: Request<AttachRequest>) -> Result<Response<AttachResponse>, Status> {
         not_asked()
     }
