@@ -24,6 +24,8 @@ pub struct Metrics {
     pub requests_in_flight: Gauge,
     /// Requests that ended because the session to the engine did.
     pub requests_lost: Counter,
+    /// Requests given to the next engine, as the one before died before it took them.
+    pub requests_resubmitted: Counter,
     /// Client connections open now.
     pub connections: Gauge,
     pub time_to_first_text: SecondsHistogram,
@@ -71,6 +73,11 @@ impl Metrics {
             "requests_lost",
             "Requests that ended with the session to the engine",
             self.requests_lost.clone(),
+        );
+        registry.register(
+            "requests_resubmitted",
+            "Requests given to the next engine, as the one before died before it took them",
+            self.requests_resubmitted.clone(),
         );
         registry.register(
             "connections",

@@ -124,9 +124,17 @@ async fn start(
         ignore_eog: parsed.generation.ignore_eog,
         ..Submit::default()
     };
-    let (mut request, model) = submit(app, head, account, order, parsed.model).await?;
+    let asked = parsed.model.as_deref();
+    let (mut request, mut model) = submit(app, head, account, order.clone(), asked).await?;
+    let mut taken = accepted(app, route, &mut request).await?;
+    if taken.is_none() {
+        // It died before it had begun, so its successor is asked. Once: the prompt may be what killed it.
+        app.metrics.requests_resubmitted.inc();
+        (request, model) = submit(app, head, account, order, asked).await?;
+        taken = accepted(app, route, &mut request).await?;
+    }
     account.model(&model.alias);
-    account.accepted(accepted(app, route, &mut request).await?);
+    account.accepted(taken.ok_or_else(ApiError::engine_lost)?);
     let answer = new_answer(route, &model);
     Ok(Started {
         request,
@@ -172,7 +180,7 @@ async fn submit(
     head: &Parts,
     account: &mut Account,
     submit: Submit,
-    asked: Option<String>,
+    asked: Option<&str>,
 ) -> Result<(EngineRequest, Arc<GetModelResponse>), ApiError> {
     let inputs = app.lane_inputs(&head.headers);
     let verdict = decide(inputs);
@@ -180,7 +188,7 @@ async fn submit(
     if verdict.action == Action::Refuse {
         return Err(app.refusal(verdict.cause));
     }
-    let is_wanted = |model: &GetModelResponse| asked.as_ref().is_none_or(|a| is_named(model, a));
+    let is_wanted = |model: &GetModelResponse| asked.is_none_or(|a| is_named(model, a));
     let deadline = Instant::now() + app.config.engine_wait;
     let submitted = tokio::select! {
         submitted = app.link.submit(submit, deadline, is_wanted) => submitted,
@@ -189,22 +197,26 @@ async fn submit(
     submitted.map_err(|error| match error {
         SubmitError::NotReady => app.refusal(Cause::EngineRestarting),
         SubmitError::OtherModel(model) => {
-            ApiError::no_model(asked.as_deref().unwrap_or_default(), &model.alias)
+            ApiError::no_model(asked.unwrap_or_default(), &model.alias)
         }
         SubmitError::TooLarge { bytes } => ApiError::prompt_too_large(bytes),
     })
 }
 
-/// Waits until the engine has taken the prompt. Returns its tokens.
-async fn accepted(app: &App, route: Route, request: &mut EngineRequest) -> Result<u32, ApiError> {
+/// Waits until the engine has taken the prompt. Returns its tokens, or nothing when the engine was lost before.
+async fn accepted(
+    app: &App,
+    route: Route,
+    request: &mut EngineRequest,
+) -> Result<Option<u32>, ApiError> {
     let event = tokio::select! {
         event = request.next() => event,
         () = app.drain.expired.cancelled() => return Err(shutting_down()),
     };
     match event {
-        EngineEvent::Accepted { prompt_tokens } => Ok(prompt_tokens),
+        EngineEvent::Accepted { prompt_tokens } => Ok(Some(prompt_tokens)),
         EngineEvent::Failed(failed) => Err(ApiError::from_failed(failed, route.prompt_param())),
-        EngineEvent::Lost => Err(ApiError::engine_lost()),
+        EngineEvent::Lost => Ok(None),
         EngineEvent::Prefill(_) | EngineEvent::Delta { .. } | EngineEvent::Finished(_) => Err(
             ApiError::internal("the engine answered before it accepted the request"),
         ),
