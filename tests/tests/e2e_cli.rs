@@ -86,10 +86,10 @@ fn chat_answers_a_piped_question_and_status_sees_the_daemons() {
     assert_eq!(status.status.code(), Some(0), "{}", said(&status));
     let status: Value = serde_json::from_slice(&status.stdout).unwrap();
     let text = status.to_string();
-    for daemon in ["engine", "demiurge", "oom-shield"] {
+    for daemon in ["engine", "demiurge", "oom-shield", "persist"] {
         assert!(text.contains(daemon), "{text}");
     }
-    assert_eq!(text.matches("\"ready\"").count(), 3, "{text}");
+    assert_eq!(text.matches("\"ready\"").count(), 4, "{text}");
 }
 
 #[test]

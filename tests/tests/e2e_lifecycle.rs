@@ -99,6 +99,27 @@ fn a_killed_engine_ends_its_streams_with_an_error_and_comes_back() {
 }
 
 #[test]
+fn a_stopped_engine_is_ended_and_comes_back() {
+    let often = "[persist]\npoll_interval_ms = 100\npoll_deadline_ms = 100\nhang_polls = 5";
+    let house = House::start(&Setup::default().profile(often)).unwrap();
+    let client = house.client();
+    assert!(answers(&client), "{}", house.said());
+    let old = house.daemon_pid(ENGINE).unwrap();
+    let log = &house.files_named("persist.log")[0];
+    let known = format!("pid={old}");
+    eventually(Duration::from_secs(60), "a first look at it", || {
+        std::fs::read_to_string(log)
+            .ok()?
+            .contains(&known)
+            .then_some(())
+    })
+    .unwrap();
+    process::signal(old, Signal::STOP).unwrap();
+    assert_ne!(successor(&house, ENGINE, old), old);
+    assert!(answers(&client), "{}", house.said());
+}
+
+#[test]
 fn a_killed_demiurge_comes_back_on_its_port() {
     let house = House::start(&Setup::default()).unwrap();
     let (engine, demiurge) = (

@@ -34,6 +34,8 @@ pub const DEMIURGE: &str = "vitriol-demiurge";
 pub const OOM_SHIELD: &str = "vitriol-oom-shield";
 /// Executable of the KV tier, where the profile enables it.
 pub const KVTIER: &str = "vitriol-kvtier";
+/// Executable of the watch over the others.
+pub const PERSIST: &str = "vitriol-persist";
 
 /// A running house. Dropping it ends every process of it and removes its directory; when the test
 /// that drops it is failing, its logs are printed first.
@@ -173,7 +175,7 @@ fn ready(directory: &Path, up: &mut Child) -> Result<SocketAddr> {
 
 /// SIGTERM, a deadline, SIGKILL; then the daemons must be gone too, and are ended if they are not.
 fn end(up: &mut Child) {
-    let daemons: Vec<u32> = [ENGINE, DEMIURGE, OOM_SHIELD, KVTIER]
+    let daemons: Vec<u32> = [ENGINE, DEMIURGE, OOM_SHIELD, KVTIER, PERSIST]
         .iter()
         .flat_map(|name| process::children(up.id(), name).unwrap_or_default())
         .map(|p| p.pid)

@@ -14,9 +14,9 @@ pub struct Args {
     /// Profile (TOML); without it every setting has its default
     #[arg(long, value_name = "FILE")]
     profile: Option<PathBuf>,
-    /// Unix socket to serve on
-    #[arg(long, value_name = "PATH")]
-    socket: Option<PathBuf>,
+    /// Directory of the house's sockets, persist's own among them; without it the default place
+    #[arg(long, value_name = "DIR")]
+    runtime_dir: Option<PathBuf>,
     /// Who is asked to end a daemon; without it the daemon gets the signal from this process
     #[arg(long, value_name = "MANAGER")]
     manager: Option<Manager>,
@@ -28,8 +28,11 @@ impl Args {
     /// Errors: of the profile or the directories (exit 78).
     pub fn load(self, environment: &Environment) -> Result<(Config, LogFormat), Failure> {
         let profile = Profile::load(self.profile.as_deref(), &Overrides::new())?;
-        let dirs = environment.dirs_for(profile.house.listen)?;
-        let config = Config::new(&profile, self.socket, self.manager, &dirs);
+        let mut dirs = environment.dirs_for(profile.house.listen)?;
+        if let Some(runtime) = self.runtime_dir {
+            dirs.runtime = runtime;
+        }
+        let config = Config::new(&profile, self.manager, &dirs);
         Ok((config, profile.house.log_format))
     }
 }

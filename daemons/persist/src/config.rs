@@ -29,13 +29,8 @@ pub struct Watched {
 }
 
 impl Config {
-    /// Puts the settings together; `socket` defaults to the house's.
-    pub fn new(
-        profile: &Profile,
-        socket: Option<PathBuf>,
-        manager: Option<Manager>,
-        dirs: &HouseDirs,
-    ) -> Self {
+    /// Puts the settings together for the house in `dirs`.
+    pub fn new(profile: &Profile, manager: Option<Manager>, dirs: &HouseDirs) -> Self {
         let settings = &profile.persist;
         let watched = |name: &str, unit: &str, socket| Watched {
             name: name.to_owned(),
@@ -64,7 +59,7 @@ impl Config {
         }
         let longest = Duration::from_millis(settings.restart_pause_max_ms);
         Self {
-            socket: socket.unwrap_or_else(|| dirs.persist_socket()),
+            socket: dirs.persist_socket(),
             manager,
             watched: all,
             poll_interval: Duration::from_millis(settings.poll_interval_ms),
@@ -93,7 +88,7 @@ mod tests {
             cache: "/c".into(),
         };
         let units = |profile: &Profile| -> Vec<String> {
-            let config = Config::new(profile, None, None, &dirs);
+            let config = Config::new(profile, None, &dirs);
             config.watched.into_iter().map(|w| w.unit).collect()
         };
         let always = [

@@ -115,6 +115,8 @@ impl DaemonWatch {
             && is_ours(pid)
         {
             self.process = Some((pid, process));
+            let (daemon, unit) = (&self.watched.name, &self.watched.unit);
+            tracing::info!(daemon, unit, pid, "watched");
         }
     }
 

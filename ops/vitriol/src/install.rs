@@ -26,11 +26,12 @@ use self::{
 use crate::cli::{InstallArgs, UninstallArgs};
 
 /// The binaries of the house.
-const BINARIES: [&str; 5] = [
+const BINARIES: [&str; 6] = [
     "vitriol",
     "vitriol-engine",
     "vitriol-demiurge",
     "vitriol-oom-shield",
+    "vitriol-persist",
     "vitriol-kvtier",
 ];
 

@@ -22,6 +22,7 @@ pub enum Unit {
     Demiurge,
     OomShield,
     Kvtier,
+    Persist,
 }
 
 /// Where the log is looked for.

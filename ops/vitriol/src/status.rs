@@ -66,11 +66,13 @@ impl Report {
         let demiurge_socket = dirs.demiurge_socket();
         let shield_socket = dirs.oom_shield_socket();
         let tier_socket = dirs.kvtier_socket();
-        let (engine, demiurge, shield, tier) = tokio::join!(
+        let watch_socket = dirs.persist_socket();
+        let (engine, demiurge, shield, tier, watch) = tokio::join!(
             house::ask_status_at(&engine_socket),
             house::ask_status_at(&demiurge_socket),
             house::ask_status_at(&shield_socket),
             house::ask_status_at(&tier_socket),
+            house::ask_status_at(&watch_socket),
         );
         let mut report = Self::default();
         if engine
@@ -98,6 +100,10 @@ impl Report {
         ];
         if has_tier {
             report.daemons.push(("kvtier", tier));
+        }
+        // Only 'vitriol up' runs it.
+        if watch_socket.exists() {
+            report.daemons.push(("persist", watch));
         }
         report
     }

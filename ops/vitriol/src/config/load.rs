@@ -90,9 +90,15 @@ fn report(before: &Before, profile: &Profile, system: bool) -> String {
     let mut text = format!("a restart changes, against {}:\n", before.what);
     text += &diff::describe(&changes);
     let has_tier = before.profile.kvtier.enabled || profile.kvtier.enabled;
-    let daemons: Vec<&str> = daemons_of(&changes, has_tier).collect();
+    // No unit runs persist.
+    let runs = |table: &str| match table {
+        "kvtier" => has_tier,
+        "persist" => !system,
+        _ => true,
+    };
+    let daemons: Vec<&str> = daemons_of(&changes).filter(|table| runs(table)).collect();
     if daemons.is_empty() {
-        return text + "to restart: none, as kvtier is not enabled\n";
+        return text + "to restart: none, as none that runs reads them\n";
     }
     let moves = changes.iter().any(|change| change.key == "house.listen");
     text += &match system {
@@ -136,16 +142,15 @@ fn move_port(listen: &str) -> String {
 }
 
 /// The daemons that read the changed settings, by their tables.
-fn daemons_of(changes: &[Change], has_tier: bool) -> impl Iterator<Item = &'static str> {
+fn daemons_of(changes: &[Change]) -> impl Iterator<Item = &'static str> {
     let reads = |daemon: &'static str| {
         let table = format!("{daemon}.");
         let own =
             |change: &Change| change.key.starts_with("house.") || change.key.starts_with(&table);
         changes.iter().any(own).then_some(daemon)
     };
-    let tables = ["engine", "demiurge", "shield", "kvtier"];
-    let read = tables.map(reads).into_iter().flatten();
-    read.filter(move |&table| has_tier || table != "kvtier")
+    let tables = ["engine", "demiurge", "shield", "kvtier", "persist"];
+    tables.map(reads).into_iter().flatten()
 }
 
 /// Puts `text` in `place`; what was there, if it was something else, is kept beside it. Returns

@@ -64,7 +64,12 @@ impl Subject {
     }
 
     fn check_binaries(&self) -> Check {
-        let needed = ["vitriol-engine", "vitriol-demiurge", "vitriol-oom-shield"];
+        let needed = [
+            "vitriol-engine",
+            "vitriol-demiurge",
+            "vitriol-oom-shield",
+            "vitriol-persist",
+        ];
         let tier = self.profile.kvtier.enabled.then_some("vitriol-kvtier");
         let missing: Vec<&str> = needed
             .into_iter()

@@ -149,6 +149,9 @@ fn sources(dirs: &HouseDirs, wanted: &Wanted) -> Vec<Source> {
     if wants(Unit::Kvtier) {
         sources.push(source("kvtier", Form::Log, dirs.log("kvtier")));
     }
+    if wants(Unit::Persist) {
+        sources.push(source("persist", Form::Log, dirs.log("persist")));
+    }
     if wants(Unit::Demiurge) {
         sources.push(source("demiurge", Form::Log, dirs.log("demiurge")));
         if wanted.session.is_some() || wanted.lane.is_some() {

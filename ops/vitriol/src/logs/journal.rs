@@ -2,6 +2,7 @@
 
 use std::{ffi::OsStr, os::unix::process::CommandExt, process::Command};
 
+use clap::ValueEnum;
 use vitriol_chassis::{Exit, Failure};
 
 use super::{Lines, Since, Unit, Wanted};
@@ -15,6 +16,7 @@ impl Unit {
             Unit::Demiurge => "vitriol-demiurge.service",
             Unit::OomShield => "vitriol-oom-shield.service",
             Unit::Kvtier => "vitriol-kvtier.service",
+            Unit::Persist => "vitriol-persist.service",
         }
     }
 }
@@ -25,7 +27,7 @@ impl Unit {
 pub fn arguments(wanted: &Wanted, user: bool) -> Vec<String> {
     let units = match wanted.unit {
         Some(unit) => vec![unit],
-        None => vec![Unit::Engine, Unit::Demiurge, Unit::OomShield, Unit::Kvtier],
+        None => Unit::value_variants().into(),
     };
     // Not --user: without a journal of the user's own the entries lie in the system's.
     let option = if user { "--user-unit" } else { "--unit" };
@@ -119,6 +121,7 @@ mod tests {
                 "--unit=vitriol-demiurge.service",
                 "--unit=vitriol-oom-shield.service",
                 "--unit=vitriol-kvtier.service",
+                "--unit=vitriol-persist.service",
                 "--lines=100"
             ]
         );

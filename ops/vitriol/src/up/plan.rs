@@ -156,6 +156,20 @@ impl Plan {
                 stop_deadline: SHIELD_DRAIN + STOP_GRACE,
                 keeps_memory: false,
             },
+            Daemon {
+                name: "persist",
+                binary: bin_dir.join("vitriol-persist"),
+                args: arguments([
+                    "--profile".as_ref(),
+                    profile_file.as_path(),
+                    "--runtime-dir".as_ref(),
+                    &dirs.runtime,
+                ]),
+                status_socket: dirs.persist_socket(),
+                log: dirs.log("persist"),
+                stop_deadline: STOP_GRACE,
+                keeps_memory: false,
+            },
         ];
         // Behind the engine.
         let demiurge = usize::from(tier.is_some()) + 1;
@@ -324,9 +338,9 @@ mod tests {
             let names = plan.daemons.iter().map(|daemon| daemon.name);
             names.collect::<Vec<_>>().join(" ")
         };
-        assert_eq!(names(&[]), "engine demiurge oom-shield");
+        assert_eq!(names(&[]), "engine demiurge oom-shield persist");
         let enabled = names(&["--set", "kvtier.enabled=true"]);
-        assert_eq!(enabled, "kvtier engine demiurge oom-shield");
+        assert_eq!(enabled, "kvtier engine demiurge oom-shield persist");
     }
 
     #[test]
@@ -345,6 +359,7 @@ mod tests {
         fs::write(bin.join("vitriol-engine"), "").unwrap();
         fs::write(bin.join("vitriol-demiurge"), "").unwrap();
         fs::write(bin.join("vitriol-oom-shield"), "").unwrap();
+        fs::write(bin.join("vitriol-persist"), "").unwrap();
         let failure = plan.check_files().unwrap_err();
         assert!(
             failure

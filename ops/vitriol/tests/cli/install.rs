@@ -15,6 +15,7 @@ fn a_dry_run_needs_no_systemd() {
         "vitriol-engine",
         "vitriol-demiurge",
         "vitriol-oom-shield",
+        "vitriol-persist",
         "vitriol-kvtier",
     ] {
         fs::write(bin.join(name), "").expect("written");

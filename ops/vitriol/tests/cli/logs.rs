@@ -103,7 +103,7 @@ fn what_cannot_be_shown_says_why() {
             64,
             "2026-11-30T08:00:00Z",
         ),
-        (&["logs", "--unit", "persist"], 64, "demiurge"),
+        (&["logs", "--unit", "ascensus"], 64, "demiurge"),
     ] {
         let output = vitriol(home.path(), args).output().expect("runs");
         let said = text(&output.stderr);
