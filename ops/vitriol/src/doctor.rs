@@ -1,5 +1,6 @@
 //! `vitriol doctor`: can this machine run the house, and if not, what helps.
 
+mod budget;
 mod check;
 mod checks;
 mod storage;

@@ -16,6 +16,7 @@ use vitriol_units::Bytes;
 
 use super::{
     Check,
+    budget::{Balance, Budget},
     storage::{Place, judge_disk, standing_ancestor, try_writing},
 };
 use crate::model::{
@@ -126,7 +127,18 @@ impl Subject {
             .profile
             .engine("main")
             .map_or(0, |engine| engine.kv_bytes_max.get());
-        judge_memory(memory, weights, kv, self.sysfs.thp_mode())
+        let tier = &self.profile.kvtier;
+        let budget = Budget {
+            weights,
+            overhead: OVERHEAD_BYTES,
+            arena: if tier.enabled {
+                tier.arena_bytes.get()
+            } else {
+                0
+            },
+            kv,
+        };
+        judge_memory(memory, budget, self.sysfs.thp_mode())
     }
 
     fn check_model(&self, model: &Path) -> Check {
@@ -305,32 +317,27 @@ fn best_isa(cpu: &Cpu) -> Isa {
         .unwrap_or(Isa::Scalar)
 }
 
-/// Weights and overhead must fit; of the KV pages, which grow as they are used, all should.
-fn judge_memory(memory: Memory, weights: u64, kv: u64, thp: Option<ThpMode>) -> Check {
-    let least = weights + OVERHEAD_BYTES;
-    let most = least.saturating_add(kv);
+/// What is taken at the start must fit; of the KV pages, which grow as they are used, all should.
+fn judge_memory(memory: Memory, budget: Budget, thp: Option<ThpMode>) -> Check {
     let huge_pages = match thp {
         Some(ThpMode::Always | ThpMode::Madvise) => ", huge pages",
         _ => "",
     };
     let found = format!(
-        "{} of {} available{huge_pages}; the house takes {} to {}",
+        "{} of {} available{huge_pages}; the house takes {} to {} ({})",
         Bytes(memory.available_bytes).rounded(),
         Bytes(memory.total_bytes).rounded(),
-        Bytes(least).rounded(),
-        Bytes(most).rounded(),
+        Bytes(budget.least()).rounded(),
+        Bytes(budget.most()).rounded(),
+        budget.terms(),
     );
-    if memory.available_bytes < least {
-        Check::fail("memory", found, "free some memory or use a smaller model")
-    } else if memory.available_bytes < most {
-        let fits = Bytes::mib((memory.available_bytes - least) >> 20);
-        Check::warn(
-            "memory",
-            found,
-            format!("set engine.main.kv_bytes_max to at most '{fits}'"),
-        )
-    } else {
-        Check::ok("memory", found)
+    match budget.balance(memory.available_bytes) {
+        Balance::Closes => Check::ok("memory", found),
+        Balance::Tight { remedy } => Check::warn("memory", found, remedy),
+        Balance::Short { bytes, remedy } => {
+            let found = format!("{found}: {} too much", Bytes(bytes).rounded());
+            Check::fail("memory", found, remedy)
+        }
     }
 }
 
@@ -414,7 +421,13 @@ mod tests {
                 total_bytes: 8 << 30,
                 available_bytes: available_mib << 20,
             };
-            judge_memory(memory, 100 << 20, 1 << 30, None)
+            let budget = Budget {
+                weights: 100 << 20,
+                overhead: OVERHEAD_BYTES,
+                arena: 0,
+                kv: 1 << 30,
+            };
+            judge_memory(memory, budget, None)
         };
         assert_eq!(judge(2048).level, Level::Ok);
         let warn = judge(868);
