@@ -14,7 +14,7 @@ mod reservation;
 
 pub use mapped_file::{FileIdentity, MapError, MappedFile};
 pub use memfd::{Memfd, MemfdError, Pages};
-pub use reservation::{Reservation, ReservationError};
+pub use reservation::{KeptRange, Reservation, ReservationError};
 
 /// Size to which commits are rounded: one huge page of x86-64 and aarch64 with 4 KiB granules.
 pub const EXTENT_BYTES: usize = 2 << 20;

@@ -4,7 +4,7 @@ use rustix::{
     mm::{self, Advice, MapFlags, MprotectFlags, ProtFlags},
     param::page_size,
 };
-use std::{ffi::c_void, ptr::NonNull};
+use std::{ffi::c_void, ptr::NonNull, sync::Arc};
 
 /// Why address space could not be reserved or memory committed.
 #[derive(Debug, thiserror::Error)]
@@ -41,8 +41,7 @@ pub enum ReservationError {
 /// them later (khugepaged). The address never changes, so readers may keep offsets.
 #[derive(Debug)]
 pub struct Reservation {
-    mapping: NonNull<c_void>,
-    mapping_len: usize,
+    mapping: Arc<Mapping>,
     start: NonNull<u8>,
     len: usize,
     /// Bytes from the start that are accessible, whole extents.
@@ -51,11 +50,26 @@ pub struct Reservation {
     present: usize,
 }
 
-// SAFETY: the range is owned by this value alone; access to its bytes goes through raw pointers
-// whose users answer for their own aliasing.
+// SAFETY: access to the range goes through raw pointers whose users answer for their own aliasing.
 unsafe impl Send for Reservation {}
 // SAFETY: as above; all methods that change the mapping take `&mut self`.
 unsafe impl Sync for Reservation {}
+
+/// The mapping itself, which ends with its last holder.
+#[derive(Debug)]
+struct Mapping {
+    at: NonNull<c_void>,
+    len: usize,
+}
+
+// SAFETY: it says where the mapping is, and gives no access to it.
+unsafe impl Send for Mapping {}
+// SAFETY: as above.
+unsafe impl Sync for Mapping {}
+
+/// Keeps a [`Reservation`]'s address range mapped beyond its end. What is decommitted is gone all the same.
+#[derive(Clone, Debug)]
+pub struct KeptRange(#[expect(dead_code, reason = "held for its Drop")] Arc<Mapping>);
 
 impl Reservation {
     /// Reserves at least `bytes` (rounded up to whole extents) without using memory.
@@ -85,9 +99,12 @@ impl Reservation {
         let skip = mapping.as_ptr().cast::<u8>().align_offset(EXTENT_BYTES);
         // SAFETY: `skip` < EXTENT_BYTES, which is how much longer the mapping is than `len`.
         let start = unsafe { mapping.cast::<u8>().add(skip) };
+        let mapping = Mapping {
+            at: mapping,
+            len: mapping_len,
+        };
         Ok(Self {
-            mapping,
-            mapping_len,
+            mapping: Arc::new(mapping),
             start,
             len,
             accessible: 0,
@@ -107,6 +124,11 @@ impl Reservation {
     /// First byte of the range. Only committed bytes may be touched.
     pub fn as_ptr(&self) -> *mut u8 {
         self.start.as_ptr()
+    }
+
+    /// The address range stays mapped as long as this or what is returned lives.
+    pub fn keep(&self) -> KeptRange {
+        KeptRange(Arc::clone(&self.mapping))
     }
 
     /// Bytes that hold memory now.
@@ -191,10 +213,10 @@ impl Reservation {
     }
 }
 
-impl Drop for Reservation {
+impl Drop for Mapping {
     fn drop(&mut self) {
-        // SAFETY: the mapping is ours and `&mut self` shows that nobody uses it.
-        let unmapped = unsafe { mm::munmap(self.mapping.as_ptr(), self.mapping_len) };
+        // SAFETY: the mapping is ours, and its last holder is gone.
+        let unmapped = unsafe { mm::munmap(self.at.as_ptr(), self.len) };
         debug_assert!(unmapped.is_ok(), "munmap of a reservation: {unmapped:?}");
     }
 }
@@ -264,6 +286,19 @@ mod tests {
         assert_eq!(r.committed_bytes(), page);
         // SAFETY: as above.
         assert_eq!(unsafe { byte(&r, 0).read() }, 0);
+    }
+
+    #[test]
+    fn a_range_that_is_kept_outlives_its_reservation() {
+        let mut r = Reservation::new(EXTENT_BYTES).unwrap();
+        r.commit(EXTENT_BYTES).unwrap();
+        let (first, kept) = (byte(&r, 0), r.keep());
+        // SAFETY: committed, and nobody else uses it.
+        unsafe { first.write(7) };
+        drop(r);
+        // SAFETY: the range is kept, and nothing of it was decommitted.
+        assert_eq!(unsafe { first.read() }, 7);
+        drop(kept);
     }
 
     #[test]

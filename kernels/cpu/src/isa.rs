@@ -95,6 +95,15 @@ impl Isa {
             .ok_or_else(|| IsaError::Unknown(name.to_owned()))
     }
 
+    /// The slowest instruction set that computes the same bits.
+    #[must_use]
+    pub const fn family(self) -> Isa {
+        match self {
+            Isa::Scalar | Isa::Sse41 => Isa::Scalar,
+            Isa::Avx2 | Isa::AvxVnni | Isa::Avx512 => Isa::Avx2,
+        }
+    }
+
     /// Name as written in a profile.
     #[must_use]
     pub const fn name(self) -> &'static str {

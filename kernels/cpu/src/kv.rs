@@ -1,3 +1,7 @@
+mod loan;
+
+use std::sync::Arc;
+
 use thiserror::Error;
 use vitriol_kernels_core::kv::Rotation;
 use vitriol_kernels_core::{KvCodec, KvHeads, bytes_per_token};
@@ -5,6 +9,8 @@ use vitriol_shm::{EXTENT_BYTES, Reservation, ReservationError};
 
 use crate::generic::attention::{CHUNK_PAGES, ChunkView};
 use crate::generic::kv_write::HeadWrite;
+use loan::Loans;
+pub use loan::{PageFill, PageRead};
 
 /// Tokens of a page.
 pub const PAGE_TOKENS: usize = 64;
@@ -128,6 +134,7 @@ pub struct KvStore {
     pages: usize,
     /// By layer: keys, values.
     tensors: Vec<[Reservation; 2]>,
+    loans: Arc<Loans>,
 }
 
 /// Keys or values.
@@ -163,9 +170,11 @@ impl KvStore {
         for _ in 0..shape.n_layers {
             tensors.push([Reservation::new(keys)?, Reservation::new(values)?]);
         }
+        let page_bytes = shape.tensor_page_bytes();
         Ok(Self {
             shape,
             pages: 0,
+            loans: Loans::new(tensors.iter().flatten(), page_bytes, shape.pages),
             tensors,
         })
     }
@@ -240,10 +249,14 @@ impl KvStore {
     /// none of the others are given back.
     ///
     /// Errors: the system refuses; the watermark is lowered all the same
+    ///
+    /// # Panics
+    /// If one of the pages that go is lent.
     pub fn decommit(&mut self, pages: usize) -> Result<(), KvError> {
         if pages >= self.pages {
             return Ok(());
         }
+        self.loans.check_none_from(pages);
         self.pages = pages;
         for (tensor, bytes) in sides_mut(&mut self.tensors, self.shape, pages) {
             tensor.decommit(bytes)?;
@@ -251,15 +264,39 @@ impl KvStore {
         Ok(())
     }
 
+    /// Lends a page to be read by another thread.
+    ///
+    /// # Panics
+    /// If the page is not below the watermark, or is being filled.
+    pub fn lend(&mut self, page: u32) -> PageRead {
+        self.check_readable(page);
+        PageRead::new(&self.loans, page)
+    }
+
+    /// Lends a page to be filled by another thread.
+    ///
+    /// # Panics
+    /// If the page is not below the watermark, or is lent.
+    pub fn lend_to_fill(&mut self, page: u32) -> PageFill {
+        self.check_writable(page);
+        PageFill::new(&self.loans, page)
+    }
+
+    /// Whether a page is lent; what was written to one that no longer is can be read.
+    #[must_use]
+    pub fn is_lent(&self, page: u32) -> bool {
+        self.loans.is_lent(page)
+    }
+
     /// Zeroes a page in all layers, both sides.
     ///
     /// # Panics
-    /// If the page is not below the watermark.
+    /// If the page is not below the watermark, or is lent.
     pub fn zero_page(&mut self, page: u32) {
-        self.check_page(page);
+        self.check_writable(page);
         for (tensor, bytes) in self.sides() {
             let at = tensor.as_ptr().wrapping_add(page as usize * bytes);
-            // SAFETY: the page is committed and `&mut self` makes us its only user.
+            // SAFETY: the page is committed, and `&mut self` and that it is not lent make us its only user.
             unsafe { std::ptr::write_bytes(at, 0, bytes) };
         }
     }
@@ -267,21 +304,33 @@ impl KvStore {
     /// Copies a page over another in all layers, both sides (moves at step boundaries).
     ///
     /// # Panics
-    /// If a page is not below the watermark.
+    /// If a page is not below the watermark, the first is being filled or the second lent.
     pub fn copy_page(&mut self, from: u32, to: u32) {
-        self.check_page(from);
-        self.check_page(to);
+        self.check_readable(from);
+        self.check_writable(to);
         for (tensor, bytes) in self.sides() {
             let at = |page: u32| tensor.as_ptr().wrapping_add(page as usize * bytes);
-            // SAFETY: both pages are committed and `&mut self` makes us their only user; the same
-            // page twice is an overlap that `copy` allows.
+            // SAFETY: both pages are committed, nobody writes to the first, and `&mut self` and that it is not
+            // lent make us the second's only user; the same page twice is an overlap that `copy` allows.
             unsafe { std::ptr::copy(at(from), at(to), bytes) };
         }
     }
 
     /// # Panics
-    /// If the page is not below the watermark.
-    pub(crate) fn check_page(&self, page: u32) {
+    /// If the page is not below the watermark, or is being filled.
+    pub(crate) fn check_readable(&self, page: u32) {
+        self.check_committed(page);
+        self.loans.check_readable(page);
+    }
+
+    /// # Panics
+    /// If the page is not below the watermark, or is lent.
+    pub(crate) fn check_writable(&self, page: u32) {
+        self.check_committed(page);
+        self.loans.check_writable(page);
+    }
+
+    fn check_committed(&self, page: u32) {
         assert!(
             (page as usize) < self.pages,
             "KV page {page} of {} committed",

@@ -47,8 +47,12 @@ mod table;
 
 pub use cpu::{AttentionRun, Cpu, CpuError, ExpertProduct, Gate, ProbeMemory, TokenRows};
 pub use isa::{Isa, IsaError};
-pub use kv::{HEAD_DIM_MAX, KvError, KvPlace, KvShape, KvStore, PAGE_TOKENS};
+pub use kv::{HEAD_DIM_MAX, KvError, KvPlace, KvShape, KvStore, PAGE_TOKENS, PageFill, PageRead};
 pub use panel::{PackError, PanelKind, PanelMatrix};
 pub use rope::{RopeAngles, RopeStyle, RopeTable};
 pub use vitriol_kernels_core::KvCodec;
 pub use vitriol_kernels_core::reference::AttentionOptions;
+
+/// Raised with every change of a bit that an op computes, or of where it lies in a KV page: KV that was
+/// stored under another version is not what this one computes.
+pub const NUMERICS_VERSION: u32 = 1;

@@ -227,7 +227,7 @@ impl Cpu {
             "v is ({n}, {heads}, {value_dim})"
         );
         for place in places {
-            kv.check_page(place.page);
+            kv.check_writable(place.page);
             assert!(
                 (place.row as usize) < PAGE_TOKENS,
                 "row {} of a page",

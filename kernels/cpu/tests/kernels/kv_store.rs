@@ -159,3 +159,99 @@ fn a_page_above_the_watermark_is_not_zeroed() {
     kv.commit(1).unwrap();
     kv.zero_page(1);
 }
+
+/// Writes a page's number and each byte's place into it.
+fn fill(kv: &mut KvStore, page: u32) {
+    let mut fill = kv.lend_to_fill(page);
+    let len = fill.page_len();
+    let mut bytes = (0..len).map(|at| (at * 7 + page as usize) as u8);
+    for piece in fill.pieces_mut(0..len) {
+        piece
+            .iter_mut()
+            .zip(&mut bytes)
+            .for_each(|(to, from)| *to = from);
+    }
+}
+
+fn content(kv: &mut KvStore, page: u32) -> Vec<u8> {
+    let read = kv.lend(page);
+    read.pieces(0..read.page_len()).collect::<Vec<_>>().concat()
+}
+
+#[test]
+fn a_page_that_was_filled_is_read_whole_and_in_parts() {
+    let mut kv = KvStore::new(SHAPE).unwrap();
+    kv.commit(3).unwrap();
+    for page in 0..3 {
+        fill(&mut kv, page);
+    }
+    kv.copy_page(2, 0);
+    let all = content(&mut kv, 0);
+    assert_eq!(all.len(), kv.bytes_per_page());
+    assert_eq!(all, content(&mut kv, 2));
+    assert!(
+        all.iter()
+            .enumerate()
+            .all(|(at, &byte)| byte == (at * 7 + 2) as u8)
+    );
+    let read = kv.lend(2);
+    for (from, to) in [
+        (0, 1),
+        (PAGE_BYTES - 1, PAGE_BYTES + 1),
+        (PAGE_BYTES / 2, 3 * PAGE_BYTES + 5),
+        (9, 9),
+    ] {
+        let part: Vec<&[u8]> = read.pieces(from..to).collect();
+        assert_eq!(part.concat(), all[from..to], "{from}..{to}");
+    }
+}
+
+#[test]
+fn a_loan_outlives_its_store_and_says_when_it_is_over() {
+    let mut kv = KvStore::new(SHAPE).unwrap();
+    kv.commit(2).unwrap();
+    fill(&mut kv, 1);
+    let expected = content(&mut kv, 1);
+    let reads = [kv.lend(1), kv.lend(1)];
+    assert!(kv.is_lent(1) && !kv.is_lent(0));
+    let [first, last] = reads;
+    drop(first);
+    assert!(kv.is_lent(1));
+    drop(last);
+    assert!(!kv.is_lent(1));
+    let last = kv.lend(1);
+    drop(kv);
+    let reading = std::thread::spawn(move || {
+        let pieces: Vec<&[u8]> = last.pieces(0..last.page_len()).collect();
+        pieces.concat()
+    });
+    assert_eq!(reading.join().unwrap(), expected);
+}
+
+#[test]
+fn a_page_that_is_lent_is_nobody_elses() {
+    type Use = fn(&mut KvStore);
+    let refused = |lend: Use, then: Use| {
+        let mut kv = KvStore::new(SHAPE).unwrap();
+        kv.commit(2).unwrap();
+        lend(&mut kv);
+        let panicked = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| then(&mut kv)));
+        panicked.is_err()
+    };
+    let read: Use = |kv| std::mem::forget(kv.lend(1));
+    let filled: Use = |kv| std::mem::forget(kv.lend_to_fill(1));
+    let writes: [Use; 4] = [
+        |kv| kv.zero_page(1),
+        |kv| kv.copy_page(0, 1),
+        |kv| kv.decommit(1).unwrap(),
+        |kv| drop(kv.lend_to_fill(1)),
+    ];
+    let reads: [Use; 2] = [|kv| kv.copy_page(1, 0), |kv| drop(kv.lend(1))];
+    for then in writes {
+        assert!(refused(read, then) && refused(filled, then));
+        assert!(!refused(|_| {}, then));
+    }
+    for then in reads {
+        assert!(refused(filled, then) && !refused(read, then));
+    }
+}
