@@ -27,11 +27,12 @@ pub fn connect(path: &Path) -> Channel {
         .connect_timeout(CONNECT_TIMEOUT)
         .connect_with_connector_lazy(tower::service_fn(move |_: Uri| {
             let path = path.clone();
-            async move { open(&path).await.map(TokioIo::new) }
+            async move { connect_stream(&path).await.map(TokioIo::new) }
         }))
 }
 
-async fn open(path: &Path) -> io::Result<UnixStream> {
+/// The socket at `path` itself, for what is not gRPC. Errors: nobody listens, or somebody who may not.
+pub async fn connect_stream(path: &Path) -> io::Result<UnixStream> {
     let stream = UnixStream::connect(path).await?;
     Trust::of_socket(path).check_server(&stream)?;
     Ok(stream)

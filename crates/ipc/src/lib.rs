@@ -10,7 +10,7 @@ mod listener;
 mod process;
 mod trust;
 
-pub use connect::connect;
+pub use connect::{connect, connect_stream};
 pub use descriptor::{
     receive_descriptor, receive_with_descriptor, send_descriptor, send_with_descriptor,
 };

@@ -238,8 +238,10 @@ section! {
 section! {
     /// `[kvtier]`: KV in host memory and on disk, which outlives the process that computed it.
     KvTier {
-        /// Whether vitriol-kvtier may run; engines of this release do not use it yet.
+        /// Whether vitriol-kvtier may run, and engines keep in it what they computed.
         enabled: bool = false, "";
+        /// Longest that a request waits to hear what is stored of its prompt; then it is computed.
+        lookup_ms_max: u64 = 200, "ms", 1..=60_000;
         /// Memory for KV blocks, all of it taken at the start.
         arena_bytes: Bytes = Bytes::gib(1), "", 4_194_304..=1_125_899_906_842_624;
         /// Room for one record in that memory, a multiple of 4 KiB; an engine splits what is longer.

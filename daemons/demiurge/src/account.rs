@@ -29,6 +29,8 @@ pub struct Account {
     line: Decision,
     begun: Instant,
     first_text: Option<Duration>,
+    /// Of an answer that is complete.
+    usage: Option<Usage>,
     decisions: DecisionLog,
     metrics: Metrics,
     place: Option<OwnedSemaphorePermit>,
@@ -68,6 +70,7 @@ impl Account {
             line,
             begun: Instant::now(),
             first_text: None,
+            usage: None,
             decisions,
             metrics,
             place: None,
@@ -131,6 +134,7 @@ impl Account {
 
     /// The answer is complete.
     pub fn finished(&mut self, finish: &'static str, usage: &Usage) {
+        self.usage = Some(*usage);
         self.line.finish = finish;
         self.line.prompt_tokens = Some(usage.prompt_tokens);
         self.line.cached_tokens = Some(usage.cached_tokens);
@@ -144,9 +148,10 @@ impl Account {
         self.line.error = Some(error.label());
     }
 
-    /// Headers that tell the client where it was answered.
-    pub fn headers(&self) -> [(&'static str, HeaderValue); 2] {
-        [
+    /// Headers that tell the client where it was answered, and where the KV of its prompt was, in tokens, once
+    /// that is known.
+    pub fn headers(&self) -> impl Iterator<Item = (&'static str, HeaderValue)> + use<> {
+        let where_answered = [
             (
                 "x-demiurge-lane",
                 HeaderValue::from_static(self.line.lane.as_str()),
@@ -155,7 +160,16 @@ impl Account {
                 "x-demiurge-cause",
                 HeaderValue::from_static(self.line.cause.as_str()),
             ),
-        ]
+        ];
+        let kv = self.usage.and_then(|usage| {
+            let (arena, mirror) = (usage.arena_tokens, usage.mirror_tokens);
+            let engine = usage
+                .cached_tokens
+                .saturating_sub(arena.saturating_add(mirror));
+            let value = format!("engine={engine}, arena={arena}, mirror={mirror}");
+            Some(("x-vitriol-kv", HeaderValue::try_from(value).ok()?))
+        });
+        where_answered.into_iter().chain(kv)
     }
 }
 

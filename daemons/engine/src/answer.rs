@@ -27,6 +27,9 @@ pub struct Answer {
     stop: StopMatcher,
     prompt_tokens: usize,
     cached_tokens: usize,
+    arena_tokens: usize,
+    mirror_tokens: usize,
+    tier: Duration,
     completion_tokens: usize,
     drafted_tokens: usize,
     accepted_tokens: usize,
@@ -57,6 +60,9 @@ impl Answer {
             stop: StopMatcher::new(stop),
             prompt_tokens,
             cached_tokens: 0,
+            arena_tokens: 0,
+            mirror_tokens: 0,
+            tier: Duration::ZERO,
             completion_tokens: 0,
             drafted_tokens: 0,
             accepted_tokens: 0,
@@ -71,6 +77,15 @@ impl Answer {
     /// Takes one event that happened at `at`. `tokenizer`: `None` for a model without text.
     pub fn tell(&mut self, tokenizer: Option<&Tokenizer>, kind: EventKind, at: Instant) -> Told {
         match kind {
+            EventKind::Brought {
+                arena_tokens,
+                mirror_tokens,
+                took,
+            } => {
+                (self.arena_tokens, self.mirror_tokens) = (arena_tokens, mirror_tokens);
+                self.tier = took;
+                Told::default()
+            }
             EventKind::Started { tokens_cached } => {
                 self.started_at = Some(at);
                 self.cached_tokens = tokens_cached;
@@ -190,6 +205,9 @@ impl Answer {
             decode_ms: ms(times.decode),
             drafted_tokens: self.drafted_tokens as u32,
             accepted_tokens: self.accepted_tokens as u32,
+            arena_tokens: self.arena_tokens as u32,
+            mirror_tokens: self.mirror_tokens as u32,
+            tier_ms: ms(self.tier),
         };
         Kind::Finished(Finished {
             reason: reason.into(),

@@ -8,6 +8,7 @@ use crate::{
     shedding::Shedding,
     step::{StartError, StepLimits, StepThread},
     template::ChatTemplate,
+    tier::{Tier, TierPlace},
 };
 use std::{
     collections::BTreeMap,
@@ -40,6 +41,8 @@ pub struct EngineLimits {
     pub kv_shares: BTreeMap<String, f64>,
     pub share_prefixes: bool,
     pub window_tokens: u64,
+    /// Where KV goes and comes from that is to outlive the engine; `None`: nowhere.
+    pub tier: Option<TierPlace>,
 }
 
 impl EngineLimits {
@@ -86,6 +89,8 @@ pub struct Engine {
     pub metrics: EngineMetrics,
     /// Whether requests are taken: the machine may be short of memory.
     pub shedding: Shedding,
+    /// Ends after the step thread, whose last pages it stores.
+    _tier: Option<Tier>,
     reservations: Reservations,
     sequences: AtomicU64,
     /// Requests of all sessions that have not heard their end yet.
@@ -177,12 +182,18 @@ impl Engine {
             speculation: limits.speculation,
             pages,
         };
+        let tier = limits.tier.clone().map(|place| {
+            let metrics = metrics.tier.clone();
+            Tier::start(place, &model, limits.codecs, metrics)
+        });
+        let tier = tier.transpose().map_err(StartError::Thread)?;
         let step = StepThread::start(
             Arc::clone(&model),
             eog,
             step_limits,
             metrics.clone(),
             heartbeat,
+            tier.as_ref().map(|tier| Arc::clone(tier.desk())),
         )?;
         Ok(Self {
             model,
@@ -191,6 +202,7 @@ impl Engine {
             step,
             metrics,
             shedding: Shedding::default(),
+            _tier: tier,
             reservations,
             sequences: AtomicU64::new(0),
             requests: AtomicUsize::new(0),

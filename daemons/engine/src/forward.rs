@@ -4,7 +4,9 @@ use crate::{
     kv::{KvCodecs, NO_PAGE, PAGE_TOKENS},
     model::{KvGroup, KvLayer, Latent, LayerInputRows, Model, Routed, Tap},
 };
-use vitriol_kernels_cpu::{AttentionRun, KvError, KvPlace, KvStore, RopeAngles};
+use vitriol_kernels_cpu::{
+    AttentionRun, KvError, KvPlace, KvStore, PageFill, PageRead, RopeAngles,
+};
 
 /// Memory of pages that an idle engine keeps ready: a page's has to be found for every layer, which takes as
 /// long as some tokens.
@@ -84,6 +86,21 @@ impl KvStores {
         self.prepare_page(group, to)?;
         self.groups[group].store.copy_page(from, to);
         Ok(())
+    }
+
+    /// Lends a page to be read by another thread.
+    pub fn lend(&mut self, group: usize, page: u32) -> PageRead {
+        self.groups[group].store.lend(page)
+    }
+
+    /// Makes a page that was just allocated usable and lends it to be filled by another thread.
+    pub fn lend_to_fill(&mut self, group: usize, page: u32) -> Result<PageFill, KvError> {
+        self.prepare_page(group, page)?;
+        Ok(self.groups[group].store.lend_to_fill(page))
+    }
+
+    pub fn is_lent(&self, group: usize, page: u32) -> bool {
+        self.groups[group].store.is_lent(page)
     }
 
     /// The store that has a layer's KV.

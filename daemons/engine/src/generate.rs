@@ -120,7 +120,8 @@ impl Generation {
             match event.kind {
                 EventKind::Token { id } => tokens.push(id),
                 EventKind::Ended { reason: ended } => reason = Some(ended),
-                EventKind::Started { .. }
+                EventKind::Brought { .. }
+                | EventKind::Started { .. }
                 | EventKind::Prefilled { .. }
                 | EventKind::Drafted { .. } => {}
             }

@@ -14,8 +14,8 @@ mod window;
 
 pub use block_key::{BlockKey, BlockKeys, PromptBlocks};
 pub use block_table::BlockTable;
-pub use block_tables::BlockTables;
-pub use group_pools::{GroupPool, GroupPools, Growth};
+pub use block_tables::{BlockTables, FreshPage, Lacking};
+pub use group_pools::{GroupPool, GroupPools, Growth, longest_prefix};
 pub use page_plan::{PagePlan, tokens_within};
 pub use pages::{PagePool, PageRef, PoolUse};
 pub use window::Window;

@@ -26,3 +26,4 @@ pub mod speculation;
 pub mod step;
 pub mod stop;
 pub mod template;
+pub mod tier;

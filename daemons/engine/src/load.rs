@@ -5,7 +5,7 @@ use crate::{
     generate::GenerationRequest,
     metrics::EngineMetrics,
     model::{Hyperparameters, KvGroup, LoadPhase, LoadProgress, Model, ModelError},
-    panels::{CacheError, ModelDigest, PanelCache},
+    panels::{CacheError, ModelDigest, PanelCache, digest_model},
     sampler::{NotFinite, Sampling},
     sequence::EndReason,
     template::{ChatTemplate, TemplateError},
@@ -35,6 +35,8 @@ pub enum LoadError {
     Engine(#[from] EngineError),
     #[error("{file}: self test")]
     Damaged { file: String, source: NotFinite },
+    #[error(transparent)]
+    Changed(#[from] CacheError),
     #[error("the model computes no token: its self test ended with {0}")]
     SelfTest(String),
 }
@@ -91,6 +93,50 @@ pub fn load(
         file_bytes: gguf.file_bytes(),
         chat_template,
     })
+}
+
+/// As [`load`]; the model's KV is named by a digest of all its bytes instead of samples of them, so that it
+/// can outlive the process: nothing else tells it from that of a model with another weight.
+pub fn load_for_tier(
+    file: &Path,
+    threads: usize,
+    isa: Option<Isa>,
+    repack: &Repack,
+    context_tokens: impl Fn(&Hyperparameters, &[KvGroup]) -> usize,
+    progress: &mut dyn FnMut(LoadProgress),
+) -> Result<Loaded, LoadError> {
+    let gguf = Gguf::open(file)?;
+    let digest = digest_of_all(&gguf, threads, repack, progress);
+    let mut loaded = load(file, threads, isa, repack, context_tokens, progress)?;
+    // What was loaded is what was digested if that is still what is at the path.
+    PanelCache::check_unchanged(&gguf)?;
+    let mut hasher = blake3::Hasher::new_derive_key("vitriol 2026 model identity of all bytes v1");
+    hasher.update(&loaded.model.identity);
+    hasher.update(&digest.0);
+    // Nobody else has it yet.
+    if let Some(model) = Arc::get_mut(&mut loaded.model) {
+        model.identity = *hasher.finalize().as_bytes();
+    }
+    Ok(loaded)
+}
+
+/// Taken now, unless the cache of panels knows it.
+fn digest_of_all(
+    gguf: &Gguf,
+    threads: usize,
+    repack: &Repack,
+    progress: &mut dyn FnMut(LoadProgress),
+) -> ModelDigest {
+    let begun = LoadProgress::begun(gguf, LoadPhase::Digest);
+    let mut report = || progress(begun);
+    let known = match repack {
+        Repack::Ram => None,
+        Repack::File(directory) => PanelCache::open(directory, threads)
+            .and_then(|cache| cache.digest(gguf, SystemTime::now(), &mut report))
+            // The load says what the matter is.
+            .ok(),
+    };
+    known.unwrap_or_else(|| digest_model(gguf, threads, &mut report))
 }
 
 /// Loads a model with the panels kept in `directory`, which are made there if need be. Where that cannot

@@ -32,6 +32,7 @@ pub struct EngineMetrics {
     pub pages_cached: Gauge,
     pub pages_all: Gauge,
     pub kv_committed: Gauge,
+    pub tier: TierMetrics,
 }
 
 impl Default for EngineMetrics {
@@ -64,6 +65,117 @@ impl Default for EngineMetrics {
             pages_cached: Gauge::default(),
             pages_all: Gauge::default(),
             kv_committed: Gauge::default(),
+            tier: TierMetrics::default(),
+        }
+    }
+}
+
+/// What came of the KV tier; names come out as `vitriol_engine_tier_<name>`.
+#[derive(Clone, Debug, Default)]
+pub struct TierMetrics {
+    pub attached: Gauge,
+    pub pages_spilled: Counter,
+    pub bytes_spilled: Counter,
+    pub spill_seconds: Counter<f64, AtomicU64>,
+    pub pages_dropped: Counter,
+    pub pages_loaded: Counter,
+    pub bytes_loaded: Counter,
+    pub fill_seconds: Counter<f64, AtomicU64>,
+    pub pages_refused: Counter,
+    pub lookups: Counter,
+    pub lookups_late: Counter,
+    pub lookup_seconds: Counter<f64, AtomicU64>,
+    pub tokens_arena: Counter,
+    pub tokens_mirror: Counter,
+    pub alarms: Counter,
+}
+
+impl TierMetrics {
+    pub fn register(&self, to: &mut Registry) {
+        to.register(
+            "tier_attached",
+            "Whether kvtier is there",
+            self.attached.clone(),
+        );
+        let counters = [
+            (
+                "pages_spilled",
+                "KV pages stored in kvtier",
+                &self.pages_spilled,
+            ),
+            (
+                "spilled_bytes",
+                "Bytes of KV stored in kvtier",
+                &self.bytes_spilled,
+            ),
+            (
+                "pages_dropped",
+                "Full KV pages not stored: no room in the queue or in kvtier, or pages were scarce",
+                &self.pages_dropped,
+            ),
+            (
+                "pages_loaded",
+                "KV pages filled from kvtier",
+                &self.pages_loaded,
+            ),
+            (
+                "loaded_bytes",
+                "Bytes of KV filled from kvtier",
+                &self.bytes_loaded,
+            ),
+            (
+                "pages_refused",
+                "KV pages of kvtier that were not what had been stored, and were computed instead",
+                &self.pages_refused,
+            ),
+            (
+                "lookups",
+                "Prompts that kvtier was asked about",
+                &self.lookups,
+            ),
+            (
+                "lookups_late",
+                "Prompts that were computed because kvtier did not answer in time",
+                &self.lookups_late,
+            ),
+            (
+                "arena_tokens",
+                "Prompt tokens whose KV came from kvtier's memory",
+                &self.tokens_arena,
+            ),
+            (
+                "mirror_tokens",
+                "Prompt tokens whose KV came from kvtier's disk",
+                &self.tokens_mirror,
+            ),
+            (
+                "alarms",
+                "Hours in which KV was stored and asked for, and none of it was found",
+                &self.alarms,
+            ),
+        ];
+        for (name, what, counter) in counters {
+            to.register(format!("tier_{name}"), what, counter.clone());
+        }
+        let times = [
+            (
+                "spill_seconds",
+                "Time spent on storing KV in kvtier",
+                &self.spill_seconds,
+            ),
+            (
+                "fill_seconds",
+                "Time spent on filling KV pages from kvtier",
+                &self.fill_seconds,
+            ),
+            (
+                "lookup_seconds",
+                "Time spent on asking kvtier about prompts and bringing KV from its disk",
+                &self.lookup_seconds,
+            ),
+        ];
+        for (name, what, seconds) in times {
+            to.register(format!("tier_{name}"), what, seconds.clone());
         }
     }
 }

@@ -14,7 +14,7 @@ mod cache;
 mod digest;
 mod file;
 
-pub use cache::{CacheError, PanelCache};
+pub use cache::{CacheError, PanelCache, digest_model};
 pub use digest::ModelDigest;
 pub use file::{PanelFile, PanelFileError, PanelWriter};
 

@@ -6,7 +6,7 @@ use std::{
         Arc,
         atomic::{AtomicBool, AtomicU64, Ordering},
     },
-    time::Instant,
+    time::{Duration, Instant},
 };
 use tokio::sync::mpsc;
 
@@ -81,6 +81,13 @@ pub struct SequenceEvent {
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum EventKind {
+    /// Of its prompt, tokens whose KV came from kvtier, and how long it waited for them; before `Started`,
+    /// which counts them too.
+    Brought {
+        arena_tokens: usize,
+        mirror_tokens: usize,
+        took: Duration,
+    },
     /// It has a slot and pages; `tokens_cached` of its prompt need no computing.
     Started {
         tokens_cached: usize,

@@ -19,13 +19,14 @@ pub use snapshot::{SlotSnapshot, SlotState, Snapshot, SnapshotCell};
 
 use crate::{
     forward::{Activations, Batch, KvStores, forward_tapped},
-    kv::KvCodecs,
+    kv::{KvCodecs, PAGE_TOKENS},
     metrics::EngineMetrics,
     model::{KvGroup, Model, Tap},
     sampler::Sampler,
-    scheduler::{Reservations, StepBounds, StepMs},
+    scheduler::{Reservations, Share, StepBounds, StepMs, Work},
     sequence::{EventKind, NewSequence},
     speculation::drafter,
+    tier::desk::{Answer, Desk, FillPage, Spill},
 };
 use outbox::Outbox;
 use roster::{Roster, RosterLimits};
@@ -94,13 +95,14 @@ struct Shared {
 }
 
 impl StepThread {
-    /// Starts the thread. `eog`: ids that end a generation.
+    /// Starts the thread. `eog`: ids that end a generation; `desk`: of the KV tier, if there is to be one.
     pub fn start(
         model: Arc<Model>,
         eog: Vec<u32>,
         limits: StepLimits,
         metrics: EngineMetrics,
         heartbeat: Heartbeat,
+        desk: Option<Arc<Desk>>,
     ) -> Result<Self, StartError> {
         let kv = KvStores::new(&model, limits.codecs, &limits.pages)?;
         let (inbox, submitted) = sync_channel(limits.queue_max.max(1));
@@ -121,7 +123,11 @@ impl StepThread {
                     bounds: limits.bounds,
                     groups,
                     reservations: limits.reservations,
+                    keeps_fresh: desk.is_some(),
                 };
+                if let Some(desk) = &desk {
+                    desk.set_step_thread(thread::current());
+                }
                 let step_loop = StepLoop {
                     roster: Roster::new(
                         roster_limits,
@@ -140,6 +146,7 @@ impl StepThread {
                     submitted,
                     outbox: Outbox::default(),
                     sampler: Sampler::default(),
+                    desk,
                 };
                 // Requests would wait for ever on a thread that is gone: the process ends as for any
                 // internal fault, and the supervisor starts it again.
@@ -231,6 +238,7 @@ struct StepLoop {
     outbox: Outbox,
     act: Activations,
     sampler: Sampler,
+    desk: Option<Arc<Desk>>,
 }
 
 impl StepLoop {
@@ -244,12 +252,20 @@ impl StepLoop {
         while !self.shared.stop.load(Ordering::Acquire) {
             for new in self.submitted.try_iter() {
                 self.roster.submit(new);
+                if let Some(desk) = &self.desk {
+                    let now = Instant::now();
+                    self.roster
+                        .look_up(|id, chain, has| desk.look(id, chain, has, now));
+                }
             }
+            self.hear_of_tier();
             let (dropped, ended) = self.roster.drop_cancelled(&mut self.outbox);
             self.shared.waiting.fetch_sub(dropped, Ordering::AcqRel);
             let kv = &mut self.kv;
             let copy = |group, from, to| kv.copy_page(group, from, to);
+            let lookups_until = self.roster.end_lookups(Instant::now());
             let admitted = self.roster.admit(&mut self.outbox, copy);
+            self.start_fills();
             if dropped + ended + admitted > 0 {
                 // Shown as running before they stop counting as waiting, so that the engine never
                 // looks idle while it is not.
@@ -264,11 +280,13 @@ impl StepLoop {
             if worked {
                 quiet = false;
             } else if !quiet || !self.kv.commit_ahead(self.roster.pages_in_use()) {
-                thread::park_timeout(match (self.outbox.is_empty(), quiet) {
+                let round = match (self.outbox.is_empty(), quiet) {
                     (false, _) => SINK_RETRY,
                     (true, false) => QUIET_AFTER.min(idle),
                     (true, true) => idle,
-                });
+                };
+                let left = lookups_until.map(|at| at.saturating_duration_since(Instant::now()));
+                thread::park_timeout(left.map_or(round, |left| round.min(left)));
                 quiet = true;
             }
         }
@@ -330,10 +348,83 @@ impl StepLoop {
                 self.outbox.push(&running.sequence.new, event);
             }
         }
+        self.spill();
         let took = started.elapsed();
+        self.tell_prefill_speed(&plan, took);
         self.roster.finish_step(&plan, (self.step_ms)(&plan, took));
         self.metrics.observe_step(took, tokens);
         true
+    }
+
+    /// Takes what the tier has answered, and pages that it has given back.
+    fn hear_of_tier(&mut self) {
+        let Some(desk) = &self.desk else { return };
+        if self.roster.is_short_of_pages() {
+            desk.drop_spills();
+        }
+        for answer in desk.answers() {
+            match answer {
+                Answer::Loads { sequence, until } => self.roster.extend_lookup(sequence, until),
+                Answer::Found { sequence, stored } => self.roster.found(sequence, stored),
+                Answer::Filled { sequence, whole } => {
+                    let kv = &mut self.kv;
+                    let copy = |group, from, to| kv.copy_page(group, from, to);
+                    let (now, outbox) = (Instant::now(), &mut self.outbox);
+                    self.roster.filled(sequence, &whole, now, outbox, copy);
+                }
+            }
+        }
+        let kv = &self.kv;
+        self.roster
+            .release_lent(|group, page| kv.is_lent(group, page));
+    }
+
+    /// Hands the tier the pages that sequences which have just started have for it to fill.
+    fn start_fills(&mut self) {
+        let Some(desk) = &self.desk else { return };
+        for order in self.roster.take_fills(Instant::now()) {
+            let (mut blocks, mut fills) = (order.stored.blocks, Vec::new());
+            for (place, page) in order.pages {
+                let found = blocks[place.group][place.block].take();
+                // Without memory for it the page is not filled, and whoever computes it hears why.
+                if let (Some(found), Ok(page)) = (found, self.kv.lend_to_fill(place.group, page)) {
+                    fills.push(FillPage {
+                        place,
+                        page,
+                        parts: found.parts,
+                    });
+                }
+            }
+            desk.fill(order.sequence, fills, order.stored.pins);
+        }
+    }
+
+    /// Lends the tier the pages that have become full.
+    fn spill(&mut self) {
+        let Some(desk) = &self.desk else { return };
+        let (kv, mut pages) = (&mut self.kv, Vec::new());
+        self.roster.lend_fresh(|fresh, of_session| {
+            pages.push(Spill {
+                key: fresh.key,
+                parent: fresh.parent,
+                group: fresh.group,
+                page: kv.lend(fresh.group, fresh.page.page()),
+                of_session,
+            });
+        });
+        if !pages.is_empty() {
+            desk.spill(pages);
+        }
+    }
+
+    /// A step mostly of prompts says how fast these are computed.
+    fn tell_prefill_speed(&self, plan: &[Share], took: Duration) {
+        let Some(desk) = &self.desk else { return };
+        let prefill = plan.iter().filter(|share| share.work == Work::Prefill);
+        let tokens: usize = prefill.map(|share| share.tokens).sum();
+        if tokens >= PAGE_TOKENS {
+            desk.set_prefill_speed(tokens as f64 / took.as_secs_f64().max(1e-6));
+        }
     }
 
     fn publish(&mut self) {

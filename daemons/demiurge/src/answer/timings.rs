@@ -23,6 +23,14 @@ pub struct Timings {
     pub draft_n: Option<u32>,
     #[serde(skip_serializing_if = "Option::is_none")]
     pub draft_n_accepted: Option<u32>,
+    /// Of `cache_n`, tokens whose KV came from kvtier's memory, and from its disk; and how long that took, ms.
+    /// Absent when none did.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub cache_arena_n: Option<u32>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub cache_mirror_n: Option<u32>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub cache_tier_ms: Option<f64>,
 }
 
 impl From<&Usage> for Timings {
@@ -30,6 +38,7 @@ impl From<&Usage> for Timings {
         let prompt_n = usage.prompt_tokens.saturating_sub(usage.cached_tokens);
         // The first token comes with the prefill; the decode time is that of the others.
         let drafted = usage.drafted_tokens > 0;
+        let brought = usage.arena_tokens > 0 || usage.mirror_tokens > 0;
         let decoded_n = usage.completion_tokens.saturating_sub(1);
         Timings {
             cache_n: usage.cached_tokens,
@@ -43,6 +52,9 @@ impl From<&Usage> for Timings {
             predicted_per_second: ratio(1000.0 * f64::from(decoded_n), usage.decode_ms),
             draft_n: drafted.then_some(usage.drafted_tokens),
             draft_n_accepted: drafted.then_some(usage.accepted_tokens),
+            cache_arena_n: brought.then_some(usage.arena_tokens),
+            cache_mirror_n: brought.then_some(usage.mirror_tokens),
+            cache_tier_ms: brought.then_some(usage.tier_ms),
         }
     }
 }
@@ -69,16 +81,34 @@ mod tests {
             decode_ms: 200.0,
             drafted_tokens: 8,
             accepted_tokens: 6,
+            ..Usage::default()
         });
         assert_eq!(
             (timings.draft_n, timings.draft_n_accepted),
             (Some(8), Some(6))
         );
         assert_eq!((timings.cache_n, timings.prompt_n), (10, 100));
+        assert_eq!((timings.cache_arena_n, timings.cache_tier_ms), (None, None));
         assert_eq!(timings.prompt_per_token_ms, 0.5);
         assert_eq!(timings.prompt_per_second, 2000.0);
         assert_eq!(timings.predicted_per_token_ms, 20.0);
         assert_eq!(timings.predicted_per_second, 50.0);
+    }
+
+    #[test]
+    fn tokens_of_the_tier_are_told_apart() {
+        let timings = Timings::from(&Usage {
+            cached_tokens: 200,
+            arena_tokens: 128,
+            tier_ms: 2.5,
+            ..Usage::default()
+        });
+        let told = (
+            timings.cache_arena_n,
+            timings.cache_mirror_n,
+            timings.cache_tier_ms,
+        );
+        assert_eq!(told, (Some(128), Some(0), Some(2.5)));
     }
 
     proptest! {

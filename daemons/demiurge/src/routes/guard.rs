@@ -57,7 +57,9 @@ fn open_to_page(origin: HeaderValue, headers: &mut HeaderMap) {
     headers.insert(VARY, HeaderValue::from_static("origin"));
     headers.insert(
         ACCESS_CONTROL_EXPOSE_HEADERS,
-        HeaderValue::from_static("x-request-id, x-demiurge-lane, x-demiurge-cause, retry-after"),
+        HeaderValue::from_static(
+            "x-request-id, x-demiurge-lane, x-demiurge-cause, x-vitriol-kv, retry-after",
+        ),
     );
 }
 

@@ -374,6 +374,9 @@ fn finished(reason: FinishReason, completion_tokens: u32) -> Kind {
             decode_ms: 100.0,
             drafted_tokens: 12,
             accepted_tokens: 9,
+            arena_tokens: 2,
+            mirror_tokens: 1,
+            tier_ms: 3.0,
         }),
     })
 }

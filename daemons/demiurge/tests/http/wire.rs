@@ -18,6 +18,7 @@ fn shown(response: &Response) -> String {
         "allow",
         "x-demiurge-lane",
         "x-demiurge-cause",
+        "x-vitriol-kv",
     ] {
         if let Some(value) = response.header(name) {
             text += &format!("{name}: {value}\n");

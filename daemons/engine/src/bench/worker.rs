@@ -75,6 +75,7 @@ impl Worker {
             kv_shares: BTreeMap::new(),
             share_prefixes: true,
             window_tokens: u64::MAX,
+            tier: None,
         };
         let engine = start(
             loaded,
@@ -316,8 +317,10 @@ fn timed_answer(generation: Generation) -> anyhow::Result<(Vec<u32>, f64)> {
                 reason: EndReason::Length | EndReason::Eog,
             } => {}
             EventKind::Ended { reason } => bail!("the answer ended with {reason:?}"),
-            EventKind::Started { .. } | EventKind::Prefilled { .. } | EventKind::Drafted { .. } => {
-            }
+            EventKind::Brought { .. }
+            | EventKind::Started { .. }
+            | EventKind::Prefilled { .. }
+            | EventKind::Drafted { .. } => {}
         }
     }
     let [first, .., last] = times[..] else {

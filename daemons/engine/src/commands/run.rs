@@ -108,6 +108,7 @@ fn complete(args: RunArgs, environment: &Environment) -> anyhow::Result<()> {
         kv_shares: BTreeMap::new(),
         share_prefixes: false,
         window_tokens: u64::MAX,
+        tier: None,
     };
     let heartbeat = Heartbeat::silent();
     let engine = start(loaded, limits, EngineMetrics::default(), heartbeat)?;
@@ -147,7 +148,9 @@ fn complete(args: RunArgs, environment: &Environment) -> anyhow::Result<()> {
                 accepted += of;
                 continue;
             }
-            EventKind::Started { .. } | EventKind::Prefilled { .. } => continue,
+            EventKind::Brought { .. } | EventKind::Started { .. } | EventKind::Prefilled { .. } => {
+                continue;
+            }
         };
         times.push(event.at);
         let mut piece = Vec::new();

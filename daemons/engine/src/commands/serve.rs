@@ -2,12 +2,13 @@ use super::{repack, threads};
 use crate::{
     engine::{EngineError, EngineLimits},
     kv::{KvCodecs, PagePlan},
-    load::{LoadError, Repack, load, start, with_causes},
+    load::{LoadError, Repack, load, load_for_tier, start, with_causes},
     metrics::EngineMetrics,
     model::{Hyperparameters, KvGroup, LoadProgress},
     scheduler::{StepBounds, measured_ms},
     service::{EngineService, MESSAGE_BYTES_MAX, Serving},
     step::StartError,
+    tier::TierPlace,
 };
 use std::{
     collections::BTreeMap,
@@ -20,9 +21,11 @@ use tonic::service::Routes;
 use vitriol_chassis::{
     Daemon, Drained, Environment, Exit, Failure, OrExit, RpcServer, Setup, event, run as run_daemon,
 };
-use vitriol_ipc::Listener;
+use vitriol_ipc::{HouseDirs, Listener};
 use vitriol_kernels_cpu::Isa;
-use vitriol_profile::{Engine as EngineProfile, Overrides, Profile, Tenant, catalog, try_reading};
+use vitriol_profile::{
+    Engine as EngineProfile, KvTier, Overrides, Profile, Tenant, catalog, try_reading,
+};
 use vitriol_proto::engine::v1::engine_server::EngineServer;
 
 /// How often a drain looks whether the last answer is done.
@@ -89,7 +92,12 @@ impl Config {
             isa: Isa::parse(engine.isa.as_str()).or_exit(Exit::Config)?,
             repack: repack(engine.repack, environment)?,
             kv_bytes_max: engine.kv_bytes_max.get(),
-            limits: limits(engine, profile.tenants.get(&args.name), &model),
+            limits: limits(
+                engine,
+                profile.tenants.get(&args.name),
+                &model,
+                tier_place(&profile.kvtier, &dirs),
+            ),
             drain,
             setup: Setup::new("engine", env!("CARGO_PKG_VERSION"))
                 .log_format(profile.house.log_format)
@@ -122,10 +130,20 @@ fn unreadable(model: &Path, error: &std::io::Error) -> String {
     }
 }
 
+/// Where kvtier is, if the house has one.
+fn tier_place(kvtier: &KvTier, dirs: &HouseDirs) -> Option<TierPlace> {
+    kvtier.enabled.then(|| TierPlace {
+        calls: dirs.kvtier_socket(),
+        arena: dirs.kvtier_arena_socket(),
+        lookup_max: Duration::from_millis(kvtier.lookup_ms_max),
+    })
+}
+
 fn limits(
     engine: &EngineProfile,
     tenants: Option<&BTreeMap<String, Tenant>>,
     model: &Path,
+    tier: Option<TierPlace>,
 ) -> EngineLimits {
     let shares = tenants.into_iter().flatten();
     let kv_shares = shares
@@ -156,6 +174,7 @@ fn limits(
         kv_shares,
         share_prefixes: engine.share_prefixes,
         window_tokens: engine.window_tokens.into(),
+        tier,
     }
 }
 
@@ -211,6 +230,10 @@ async fn life(config: Config, daemon: Daemon) -> Result<(), Failure> {
 fn bring_up(config: Config, daemon: &Daemon) -> Result<Serving, Failure> {
     let metrics = EngineMetrics::default();
     daemon.board.register(|registry| metrics.register(registry));
+    if config.limits.tier.is_some() {
+        let tier = &metrics.tier;
+        daemon.board.register(|registry| tier.register(registry));
+    }
     let mut report = |at: LoadProgress| {
         daemon
             .board
@@ -227,15 +250,12 @@ fn bring_up(config: Config, daemon: &Daemon) -> Result<Serving, Failure> {
     };
     // Rotations are made for the context that requests can really have.
     let context = |hyper: &Hyperparameters, groups: &[KvGroup]| plan(hyper).context_within(groups);
-    let mut loaded = load(
-        &config.model,
-        config.threads,
-        config.isa,
-        &config.repack,
-        context,
-        &mut report,
-    )
-    .map_err(|error| failure(&error))?;
+    let (model, threads, isa, repack) = (&config.model, config.threads, config.isa, &config.repack);
+    let loaded = match config.limits.tier {
+        Some(_) => load_for_tier(model, threads, isa, repack, context, &mut report),
+        None => load(model, threads, isa, repack, context, &mut report),
+    };
+    let mut loaded = loaded.map_err(|error| failure(&error))?;
     let (file_bytes, template) = (loaded.file_bytes, std::mem::take(&mut loaded.chat_template));
     let weights_bytes = loaded.model.totals.weights_bytes;
     if template.trim().is_empty() && loaded.language.is_some() {

@@ -13,6 +13,12 @@ pub struct BlockKeys {
     seed: BlockKey,
 }
 
+impl BlockKey {
+    pub fn as_bytes(&self) -> &[u8; 32] {
+        &self.0
+    }
+}
+
 impl BlockKeys {
     /// `model_identity`: whatever tells one model's KV from another's. `salt`: keeps the blocks of
     /// tenants apart that must not learn of each other's prompts by timing; empty = shared.

@@ -33,6 +33,38 @@ impl BlockTable {
         }
     }
 
+    /// A table for the blocks named by `prefix`, as far as its window needs them: those the pool has, and
+    /// new pages for the others, whose numbers go into `lacking`. `None`: there are not enough pages.
+    pub fn to_fill(
+        pool: &PagePool,
+        window: Window,
+        prefix: &[BlockKey],
+        lacking: &mut Vec<usize>,
+    ) -> Option<Self> {
+        let next = prefix.len() * super::PAGE_TOKENS;
+        let first = window.first_block(next).min(prefix.len());
+        // What there is is held before anything is allocated in its place.
+        let found: Vec<_> = prefix[first..].iter().map(|key| pool.find(key)).collect();
+        let mut refs = Vec::with_capacity(found.len());
+        for (block, page) in (first..).zip(found) {
+            refs.push(match page {
+                Some(page) => page,
+                None => {
+                    lacking.push(block);
+                    pool.allocate()?
+                }
+            });
+        }
+        let mut pages = vec![NO_PAGE; first];
+        pages.extend(refs.iter().map(PageRef::page));
+        Some(Self {
+            window,
+            first,
+            refs,
+            pages,
+        })
+    }
+
     /// Page indices, one for each block; [`NO_PAGE`] for those passed.
     pub fn pages(&self) -> &[u32] {
         &self.pages
@@ -52,19 +84,20 @@ impl BlockTable {
         Some(index)
     }
 
-    /// Block `block` is full and named by `key`.
-    pub fn seal(&self, block: usize, key: BlockKey) {
-        if let Some(index) = block.checked_sub(self.first) {
-            self.refs[index].seal(key, block as u32);
-        }
+    /// Block `block` is full and named by `key`; its page, if it is the first of that name.
+    pub fn seal(&self, block: usize, key: BlockKey) -> Option<&PageRef> {
+        let page = self.held_page(block)?;
+        page.seal(key, block as u32).then_some(page)
+    }
+
+    /// The page of block `block`, if the table holds it.
+    pub fn held_page(&self, block: usize) -> Option<&PageRef> {
+        self.refs.get(block.checked_sub(self.first)?)
     }
 
     /// `tokens` stand in the first rows of block `block`, which follows the one named `parent`.
     pub fn note(&self, block: usize, parent: BlockKey, tokens: &[u32]) {
-        if let Some(page) = block
-            .checked_sub(self.first)
-            .and_then(|index| self.refs.get(index))
-        {
+        if let Some(page) = self.held_page(block) {
             page.note(parent, block as u32, tokens);
         }
     }

@@ -1,4 +1,4 @@
-use super::{BlockKey, BlockKeys, BlockTable, GroupPools, PAGE_TOKENS};
+use super::{BlockKey, BlockKeys, BlockTable, GroupPools, PAGE_TOKENS, PageRef};
 
 /// A sequence's block tables, one in each KV group, and the keys of its full blocks.
 #[derive(Debug)]
@@ -7,6 +7,25 @@ pub struct BlockTables {
     /// Keys of the sealed blocks, from the first on.
     sealed: Vec<BlockKey>,
     tables: Vec<BlockTable>,
+    /// Pages of blocks sealed since [`Self::take_fresh`], where somebody wants them.
+    fresh: Option<Vec<FreshPage>>,
+}
+
+/// A page that has become full, held so that it can be copied whatever becomes of its sequence.
+#[derive(Debug)]
+pub struct FreshPage {
+    pub group: usize,
+    pub key: BlockKey,
+    /// Key of the block before.
+    pub parent: BlockKey,
+    pub page: PageRef,
+}
+
+/// A page of a group that is to be filled: its block's number.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Lacking {
+    pub group: usize,
+    pub block: usize,
 }
 
 impl BlockTables {
@@ -22,8 +41,55 @@ impl BlockTables {
             keys,
             sealed: prefix.to_vec(),
             tables,
+            fresh: None,
         };
         (tables, prefix.len() * PAGE_TOKENS)
+    }
+
+    /// Tables for the blocks named by `prefix`, and those of their pages that the pools do not have, which are
+    /// to be filled. `None`: there are not enough pages.
+    pub fn to_fill(
+        pools: &GroupPools,
+        keys: BlockKeys,
+        prefix: &[BlockKey],
+    ) -> Option<(Self, Vec<Lacking>)> {
+        let (mut tables, mut lacking) = (Vec::new(), Vec::new());
+        for (group, pool) in pools.groups().iter().enumerate() {
+            let mut blocks = Vec::new();
+            let table = BlockTable::to_fill(&pool.pool, pool.window, prefix, &mut blocks)?;
+            tables.push(table);
+            lacking.extend(blocks.into_iter().map(|block| Lacking { group, block }));
+        }
+        let tables = Self {
+            keys,
+            sealed: prefix.to_vec(),
+            tables,
+            fresh: None,
+        };
+        Some((tables, lacking))
+    }
+
+    /// The page of a block that is lacking.
+    pub fn lacking_page(&self, lacking: Lacking) -> Option<&PageRef> {
+        self.tables.get(lacking.group)?.held_page(lacking.block)
+    }
+
+    /// The page of a block that was lacking has been filled: the pool has the block from now on.
+    pub fn seal_filled(&self, lacking: Lacking) {
+        let key = self.sealed.get(lacking.block);
+        if let (Some(table), Some(&key)) = (self.tables.get(lacking.group), key) {
+            table.seal(lacking.block, key);
+        }
+    }
+
+    /// From now on pages that become full are kept for [`Self::take_fresh`], which must be called.
+    pub fn keep_fresh(&mut self) {
+        self.fresh.get_or_insert_default();
+    }
+
+    /// The pages that have become full since the last time, but for those that others had filled before.
+    pub fn take_fresh(&mut self) -> Vec<FreshPage> {
+        self.fresh.as_mut().map(std::mem::take).unwrap_or_default()
     }
 
     /// By group, the pages from position 0 on.
@@ -106,10 +172,17 @@ impl BlockTables {
             let before = self.sealed.last().copied();
             let (index, parent) = (self.sealed.len(), self.keys.parent(before));
             let key = (block.len() == PAGE_TOKENS).then(|| self.keys.next(before, block));
-            for table in &self.tables {
+            for (group, table) in self.tables.iter().enumerate() {
                 table.note(index, parent, block);
-                if let Some(key) = key {
-                    table.seal(index, key);
+                let Some(key) = key else { continue };
+                let page = table.seal(index, key);
+                if let (Some(page), Some(fresh)) = (page, &mut self.fresh) {
+                    fresh.push(FreshPage {
+                        group,
+                        key,
+                        parent,
+                        page: page.keep(),
+                    });
                 }
             }
             self.sealed.extend(key);
@@ -194,6 +267,68 @@ mod tests {
         assert!(!pages[0].contains(&super::super::NO_PAGE));
         let held = pages[1].iter().filter(|&&p| p != super::super::NO_PAGE);
         assert_eq!(held.count(), 2, "the query at 960 sees keys 861 to 960");
+    }
+
+    #[test]
+    fn pages_that_become_full_are_handed_on_once_also_those_a_window_has_passed() {
+        let windowed = Window { tokens: Some(65) };
+        let pools = GroupPools::new(&[(FULL, 32), (windowed, 8)], 64);
+        let tokens: Vec<u32> = (0..200).collect();
+        let (mut table, _) = start(&pools, &tokens);
+        assert_eq!(table.take_fresh().len(), 0);
+        table.keep_fresh();
+        compute(&mut table, &pools, &tokens, 0);
+        let keys = BlockKeys::new(&KEYS, b"");
+        let chain = keys.chain(&tokens);
+        let fresh = table.take_fresh();
+        let of_group = |group| fresh.iter().filter(move |page| page.group == group);
+        for group in 0..2 {
+            assert!(
+                of_group(group)
+                    .map(|page| page.key)
+                    .eq(chain.iter().copied())
+            );
+            let parents = of_group(group).map(|page| page.parent);
+            assert!(parents.eq([keys.parent(None), chain[0], chain[1]]));
+        }
+        assert_eq!(
+            pools.groups()[1].pool.usage().held,
+            4,
+            "three kept, one begun"
+        );
+        assert_eq!(table.take_fresh().len(), 0);
+        // Who computes the same beside it fills nothing that is new.
+        let (mut other, _) = BlockTables::with_prefix(&pools, keys, &[]);
+        other.keep_fresh();
+        compute(&mut other, &pools, &tokens, 0);
+        assert_eq!(other.take_fresh().len(), 0);
+    }
+
+    #[test]
+    fn what_is_lacking_gets_pages_and_is_found_once_it_is_filled() {
+        let windowed = Window { tokens: Some(65) };
+        let pools = GroupPools::new(&[(FULL, 4), (windowed, 3)], 64);
+        let keys = BlockKeys::new(&KEYS, b"");
+        let tokens: Vec<u32> = (0..256).collect();
+        let chain = keys.chain(&tokens);
+        let (mut table, _) = start(&pools, &tokens[..66]);
+        compute(&mut table, &pools, &tokens[..66], 0);
+        drop(table);
+        let (table, lacking) = BlockTables::to_fill(&pools, keys, &chain).unwrap();
+        let of = |group, block| Lacking { group, block };
+        assert_eq!(lacking, [of(0, 1), of(0, 2), of(0, 3), of(1, 3)]);
+        assert_eq!(pools.longest_prefix(&chain), 1);
+        for &page in &lacking {
+            assert!(table.lacking_page(page).is_some());
+            table.seal_filled(page);
+        }
+        assert_eq!(pools.longest_prefix(&chain), 4);
+        let (again, _) = BlockTables::with_prefix(&pools, keys, &chain);
+        drop(table);
+        assert_eq!(again.held().collect::<Vec<_>>(), [4, 1]);
+        let longer = keys.chain(&(0..320).collect::<Vec<_>>());
+        assert!(BlockTables::to_fill(&pools, keys, &longer).is_none());
+        assert_eq!(pools.usage().held, 5, "nothing is kept of what cannot be");
     }
 
     #[test]

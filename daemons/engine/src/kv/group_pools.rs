@@ -45,13 +45,26 @@ impl GroupPools {
     /// Blocks of the longest beginning of `chain` from which a sequence can go on: what every group's
     /// next query sees is cached or held.
     pub fn longest_prefix(&self, chain: &[BlockKey]) -> usize {
-        let usable: Vec<Vec<bool>> = self
-            .groups
-            .iter()
-            .map(|group| group.window.usable(&group.pool.has(chain)))
-            .collect();
-        let by_all = |n: &usize| usable.iter().all(|group| group[*n]);
-        (0..=chain.len()).rev().find(by_all).unwrap_or(0)
+        longest_prefix(&self.windows(), &self.has(chain))
+    }
+
+    /// By group, what its queries see.
+    pub fn windows(&self) -> Vec<Window> {
+        self.groups.iter().map(|group| group.window).collect()
+    }
+
+    /// By group, whether it has each block of `chain`.
+    pub fn has(&self, chain: &[BlockKey]) -> Vec<Vec<bool>> {
+        let groups = self.groups.iter();
+        groups.map(|group| group.pool.has(chain)).collect()
+    }
+
+    /// Whether a group has so few pages left to give out that none should be kept for anything but sequences.
+    pub fn is_short(&self) -> bool {
+        self.groups.iter().any(|group| {
+            let spare = group.pool.usage().all / 8;
+            group.pool.available() < spare.max(1)
+        })
     }
 
     /// Whether a sequence can start whose first blocks are `chain` and that is to have room for
@@ -127,6 +140,16 @@ impl GroupPools {
             group.pool.tick();
         }
     }
+}
+
+/// Blocks of the longest beginning of a chain from which a sequence can go on: `has` says of each group
+/// whether there is each block, and there is what every group's next query sees.
+pub fn longest_prefix(windows: &[Window], has: &[Vec<bool>]) -> usize {
+    let groups = windows.iter().zip(has);
+    let usable: Vec<Vec<bool>> = groups.map(|(window, has)| window.usable(has)).collect();
+    let by_all = |n: &usize| usable.iter().all(|group| group[*n]);
+    let blocks = has.iter().map(Vec::len).min().unwrap_or(0);
+    (0..=blocks).rev().find(by_all).unwrap_or(0)
 }
 
 #[cfg(test)]

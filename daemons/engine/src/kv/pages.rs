@@ -84,8 +84,18 @@ pub struct PoolUse {
 pub struct PageRef {
     page: u32,
     pool: PagePool,
-    /// Hardly wanted again once given back.
-    passed: bool,
+    release: Release,
+}
+
+/// What a share that is given back says of the page.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Release {
+    /// It was used until now.
+    Used,
+    /// It is hardly wanted again.
+    Passed,
+    /// Nothing: who had it only kept it from being given out.
+    Kept,
 }
 
 impl PagePool {
@@ -135,7 +145,7 @@ impl PagePool {
         PageRef {
             page,
             pool: self.clone(),
-            passed: false,
+            release: Release::Used,
         }
     }
 
@@ -168,6 +178,11 @@ impl PagePool {
             .filter(|&&p| inner.pages[p as usize].holders == 0)
             .count();
         (found.len(), cached)
+    }
+
+    /// Holds the page of `key`.
+    pub fn find(&self, key: &BlockKey) -> Option<PageRef> {
+        self.lookup(std::slice::from_ref(key)).pop()
     }
 
     /// Whether the pool has each of `keys`.
@@ -269,28 +284,32 @@ impl Inner {
         }
     }
 
-    fn seal(&mut self, page: u32, key: BlockKey, depth: u32) {
+    fn seal(&mut self, page: u32, key: BlockKey, depth: u32) -> bool {
         // Two sequences may compute the same block side by side: the first one is kept for reuse,
         // the other stays its holder's own and is free when dropped.
         match self.by_key.get(&key) {
             None => {
                 self.by_key.insert(key, page);
                 self.pages[page as usize].sealed = Some(Sealed { key, depth });
+                return true;
             }
             Some(&first) if first != page => self.forget(page),
             Some(_) => {}
         }
+        false
     }
 
-    fn release(&mut self, page: u32, passed: bool) {
+    fn release(&mut self, page: u32, release: Release) {
         let used_at = self.tick;
         let state = &mut self.pages[page as usize];
         state.holders -= 1;
+        if release != Release::Kept {
+            (state.used_at, state.passed) = (used_at, release == Release::Passed);
+        }
         if state.holders > 0 {
             return;
         }
         if state.sealed.is_some() || state.noted.is_some() {
-            (state.used_at, state.passed) = (used_at, passed);
             let rank = self.rank(page);
             self.cached.insert(rank);
         } else {
@@ -315,9 +334,19 @@ impl PageRef {
     }
 
     /// The page is full: its content never changes again and serves every sequence whose block
-    /// `depth` has this key.
-    pub fn seal(&self, key: BlockKey, depth: u32) {
-        self.pool.inner.borrow_mut().seal(self.page, key, depth);
+    /// `depth` has this key. Whether it is the first to do so.
+    pub fn seal(&self, key: BlockKey, depth: u32) -> bool {
+        self.pool.inner.borrow_mut().seal(self.page, key, depth)
+    }
+
+    /// Another share, which keeps the page from being given out and otherwise says nothing of it.
+    pub fn keep(&self) -> Self {
+        self.pool.inner.borrow_mut().hold(self.page);
+        Self {
+            page: self.page,
+            pool: self.pool.clone(),
+            release: Release::Kept,
+        }
     }
 
     /// `tokens` stand in the page, its first rows, behind the block `parent`; block `depth` of its chain.
@@ -329,14 +358,14 @@ impl PageRef {
     /// Gives the share back as one that is hardly wanted again: a window has passed the page. Cached, it
     /// is given up before any that a sequence held to its end.
     pub fn pass(mut self) {
-        self.passed = true;
+        self.release = Release::Passed;
     }
 }
 
 impl Drop for PageRef {
     fn drop(&mut self) {
         let mut inner = self.pool.inner.borrow_mut();
-        inner.release(self.page, self.passed);
+        inner.release(self.page, self.release);
     }
 }
 
@@ -485,6 +514,26 @@ mod tests {
         assert_eq!(pool.peek(&keys(2, 2)).0, 0);
         drop((held, more));
         assert_eq!(pool.usage().free, 4);
+    }
+
+    #[test]
+    fn who_only_keeps_a_page_says_nothing_of_its_worth() {
+        let pool = PagePool::new(2);
+        let chain = keys(1, 2);
+        let pages: Vec<_> = (0..2).map(|_| pool.allocate().unwrap()).collect();
+        for (depth, page) in pages.iter().enumerate() {
+            assert!(page.seal(chain[depth], depth as u32));
+        }
+        let kept = pages[0].keep();
+        // A window passes the first; the second is deeper, and would go first otherwise.
+        for (index, page) in pages.into_iter().enumerate() {
+            if index == 0 { page.pass() } else { drop(page) }
+        }
+        assert_eq!((pool.usage().held, pool.usage().cached), (1, 1));
+        pool.tick();
+        drop(kept);
+        let taken = pool.allocate().unwrap();
+        assert_eq!((taken.page(), pool.has(&chain)), (0, vec![false, true]));
     }
 
     #[test]

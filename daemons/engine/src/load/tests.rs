@@ -70,6 +70,39 @@ impl Place {
 use LoadPhase::{Digest, Load, Repack as Packs};
 
 #[test]
+fn kv_that_outlives_the_process_is_named_by_every_byte_of_the_model() {
+    let place = Place::of("llama.f32");
+    let identity = |of_all: bool, repack: &Repack| {
+        let progress = &mut |_| {};
+        let loaded = match of_all {
+            true => load_for_tier(&place.model, 2, None, repack, |_, _| 0, progress),
+            false => load(&place.model, 2, None, repack, |_, _| 0, progress),
+        };
+        loaded.unwrap().model.identity
+    };
+    let (ram, file) = (Repack::Ram, Repack::File(place.panels()));
+    let (sampled, named) = (identity(false, &ram), identity(true, &ram));
+    assert_ne!(sampled, named);
+    assert_eq!(
+        identity(true, &file),
+        named,
+        "wherever the panels come from"
+    );
+    // A weight in the middle of a tensor.
+    let mut bytes = fs::read(&place.model).unwrap();
+    let middle = bytes.len() - 1000;
+    bytes[middle] ^= 1;
+    fs::write(&place.model, bytes).unwrap();
+    assert_eq!(
+        identity(false, &ram),
+        sampled,
+        "which the samples do not see"
+    );
+    assert_ne!(identity(true, &ram), named);
+    assert_ne!(identity(true, &file), named);
+}
+
+#[test]
 fn a_restart_repacks_nothing_and_computes_the_same_bits() {
     // Experts, transposed keys, stacked and 2-bit matrices.
     for model in ["qwen3moe.f32", "deepseek2.f32", "phi3.f32", "llama.f32"] {

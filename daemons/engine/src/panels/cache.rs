@@ -67,6 +67,19 @@ struct Record {
     digest: String,
 }
 
+/// The digest of a model's bytes, taken by `threads`, with a report now and then.
+pub fn digest_model(gguf: &Gguf, threads: usize, report: &mut dyn FnMut()) -> ModelDigest {
+    let mut all = blake3::Hasher::new_derive_key("vitriol 2026 model digest v1");
+    for part in gguf.parts() {
+        all.update(&(part.bytes().len() as u64).to_le_bytes());
+        for piece in part.bytes().chunks(REPORT_BYTES) {
+            all.update(&digest(piece, threads));
+            report();
+        }
+    }
+    ModelDigest(*all.finalize().as_bytes())
+}
+
 impl PanelCache {
     /// The cache in `directory`, which is made where it is missing. Digests are taken by `threads`.
     ///
@@ -100,17 +113,9 @@ impl PanelCache {
             return Ok(digest);
         }
 
-        let mut all = blake3::Hasher::new_derive_key("vitriol 2026 model digest v1");
-        for part in gguf.parts() {
-            all.update(&(part.bytes().len() as u64).to_le_bytes());
-            for piece in part.bytes().chunks(REPORT_BYTES) {
-                all.update(&digest(piece, self.threads));
-                report();
-            }
-        }
+        let digest = digest_model(gguf, self.threads, report);
         // The digest must be that of the files with these identities.
         Self::check_unchanged(gguf)?;
-        let digest = ModelDigest(*all.finalize().as_bytes());
         let now_ns = now.duration_since(UNIX_EPOCH).unwrap_or_default();
         let settled = now_ns.saturating_sub(SETTLED_AFTER).as_nanos() as i128;
         let is_settled = identities

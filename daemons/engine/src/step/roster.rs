@@ -1,19 +1,27 @@
 use super::{
     outbox::Outbox,
-    running::{Running, Sequence},
+    running::{Filling, Lookup, Running, Sequence},
     snapshot::SlotSnapshot,
 };
 use crate::{
-    kv::{BlockTables, GroupPool, GroupPools, PAGE_TOKENS, PoolUse, Window},
+    kv::{
+        BlockKey, BlockTables, FreshPage, GroupPool, GroupPools, Lacking, PAGE_TOKENS, PageRef,
+        PoolUse, Window, longest_prefix,
+    },
     metrics::EngineMetrics,
     scheduler::{
         AdmissionOrder, Candidate, Fit, Holder, Reservations, Scheduler, SequenceView, Share,
         StepBounds, TenantUse, Work, choose_victim,
     },
-    sequence::{EndReason, EventKind, NewSequence},
+    sequence::{EndReason, EventKind, NewSequence, SequenceId},
     speculation::Drafter,
+    tier::{desk::Stored, mirror_choice::Source},
 };
-use std::{collections::BTreeSet, fmt::Display, time::Instant};
+use std::{
+    collections::BTreeSet,
+    fmt::Display,
+    time::{Duration, Instant},
+};
 
 /// What bounds a roster.
 #[derive(Clone, Debug)]
@@ -24,6 +32,18 @@ pub struct RosterLimits {
     /// Window and pages of each KV group.
     pub groups: Vec<(Window, usize)>,
     pub reservations: Reservations,
+    /// Pages that become full are wanted, see [`Roster::take_fresh`].
+    pub keeps_fresh: bool,
+}
+
+/// Pages that a sequence has for others to fill.
+#[derive(Debug)]
+pub struct FillOrder {
+    pub sequence: SequenceId,
+    /// What to fill them from.
+    pub stored: Stored,
+    /// Each with its page.
+    pub pages: Vec<(Lacking, u32)>,
 }
 
 /// The sequences of the step thread and their pages: who waits, who runs, who gives way.
@@ -49,6 +69,8 @@ pub struct Roster {
     waiting: Vec<Sequence>,
     /// In order of arrival.
     pub running: Vec<Running>,
+    /// Pages that another thread has, by group: nobody else gets them before they are back.
+    lent: Vec<(usize, PageRef)>,
 }
 
 impl Roster {
@@ -66,6 +88,7 @@ impl Roster {
             arrivals: 0,
             waiting: Vec::new(),
             running: Vec::new(),
+            lent: Vec::new(),
             limits,
             metrics,
         }
@@ -74,6 +97,158 @@ impl Roster {
     pub fn submit(&mut self, new: NewSequence) {
         self.waiting.push(Sequence::new(new, self.arrivals));
         self.arrivals += 1;
+    }
+
+    /// Has `ask` ask what is stored of the sequence submitted last, if there is more of it to find than is
+    /// here: its chain and what is. It waits for the answer until the time that `ask` says.
+    pub fn look_up(
+        &mut self,
+        ask: impl FnOnce(SequenceId, &[BlockKey], Vec<Vec<bool>>) -> Option<Instant>,
+    ) {
+        let Some(sequence) = self.waiting.last_mut() else {
+            return;
+        };
+        let chain = &sequence.chain;
+        if self.pools.longest_prefix(chain) == chain.len() {
+            return;
+        }
+        if let Some(until) = ask(sequence.new.id, chain, self.pools.has(chain)) {
+            sequence.stored = Lookup::Asked(until);
+        }
+    }
+
+    /// A sequence that waits to know what is stored waits until then.
+    pub fn extend_lookup(&mut self, id: SequenceId, until: Instant) {
+        if let Some(at) = self.lookups().find_map(|(of, at)| (of == id).then_some(at)) {
+            *at = until;
+        }
+    }
+
+    /// Nobody waits any longer to know what is stored than he is to at `now`; until when the next one does.
+    pub fn end_lookups(&mut self, now: Instant) -> Option<Instant> {
+        for sequence in &mut self.waiting {
+            if matches!(sequence.stored, Lookup::Asked(until) if until <= now) {
+                sequence.stored = Lookup::NotAsked;
+                self.metrics.tier.lookups_late.inc();
+            }
+        }
+        self.lookups().map(|(_, until)| *until).min()
+    }
+
+    fn lookups(&mut self) -> impl Iterator<Item = (SequenceId, &mut Instant)> {
+        let waiting = self.waiting.iter_mut();
+        waiting.filter_map(|sequence| match &mut sequence.stored {
+            Lookup::Asked(until) => Some((sequence.new.id, until)),
+            Lookup::NotAsked | Lookup::Found(_) => None,
+        })
+    }
+
+    /// What is stored of a sequence that waits to know.
+    pub fn found(&mut self, id: SequenceId, stored: Option<Stored>) {
+        let is_asked =
+            |of: &&mut Sequence| of.new.id == id && matches!(of.stored, Lookup::Asked(_));
+        if let Some(sequence) = self.waiting.iter_mut().find(is_asked) {
+            sequence.stored = stored.map_or(Lookup::NotAsked, Lookup::Found);
+        }
+    }
+
+    /// The pages of sequences that have just started and are to be filled.
+    pub fn take_fills(&mut self, now: Instant) -> Vec<FillOrder> {
+        let mut fills = Vec::new();
+        for running in &mut self.running {
+            let Some(filling) = &mut running.filling else {
+                continue;
+            };
+            let Some(stored) = filling.from.take() else {
+                continue;
+            };
+            filling.began = Some(now);
+            let mut pages = Vec::with_capacity(filling.lacking.len());
+            for &lacking in &filling.lacking {
+                if let Some(page) = running.tables.lacking_page(lacking) {
+                    pages.push((lacking, page.page()));
+                    self.lent.push((lacking.group, page.keep()));
+                }
+            }
+            fills.push(FillOrder {
+                sequence: running.sequence.new.id,
+                stored,
+                pages,
+            });
+        }
+        fills
+    }
+
+    /// Pages were filled, those that are `whole` with what they should be: the sequence goes on behind the
+    /// longest prefix that there is now. `copy`: as of [`Self::admit`].
+    pub fn filled<E>(
+        &mut self,
+        id: SequenceId,
+        whole: &[Lacking],
+        now: Instant,
+        outbox: &mut Outbox,
+        copy: impl FnMut(usize, u32, u32) -> Result<(), E>,
+    ) {
+        let mut running = self.running.iter_mut();
+        let Some(running) = running.find(|running| running.sequence.new.id == id) else {
+            return;
+        };
+        let Some(filling) = running.filling.take() else {
+            return;
+        };
+        for &lacking in whole {
+            running.tables.seal_filled(lacking);
+        }
+        let chain = &running.sequence.chain;
+        let prefix = self.pools.longest_prefix(chain);
+        let (tables, computed) = begin(&self.pools, &running.sequence, prefix, copy);
+        // Held until the new ones hold what they share.
+        running.tables = tables;
+        if self.limits.keeps_fresh {
+            running.tables.keep_fresh();
+        }
+        running.computed = computed;
+        let of = |source| {
+            let blocks = filling.sources.iter().take(prefix);
+            blocks.filter(|&&of| of == source).count() * PAGE_TOKENS
+        };
+        let (arena_tokens, mirror_tokens) = (of(Source::Arena), of(Source::Mirror));
+        let tier = &self.metrics.tier;
+        tier.tokens_arena.inc_by(arena_tokens as u64);
+        tier.tokens_mirror.inc_by(mirror_tokens as u64);
+        let brought = EventKind::Brought {
+            arena_tokens,
+            mirror_tokens,
+            took: filling.looked
+                + filling
+                    .began
+                    .map_or(Duration::ZERO, |at| now.saturating_duration_since(at)),
+        };
+        outbox.push(&running.sequence.new, brought);
+        tell_start(&mut running.sequence, computed, &self.metrics, outbox);
+    }
+
+    /// Hands `lend` the pages that have become full since the last time, each with whether its conversation
+    /// has a name. They are held from then on until [`Self::release_lent`].
+    pub fn lend_fresh(&mut self, mut lend: impl FnMut(&FreshPage, bool)) {
+        for running in &mut self.running {
+            let is_named = !running.sequence.new.session_id.is_empty();
+            for fresh in running.tables.take_fresh() {
+                lend(&fresh, is_named);
+                self.lent.push((fresh.group, fresh.page));
+            }
+        }
+    }
+
+    /// Gives back pages that nobody else has any more.
+    pub fn release_lent(&mut self, is_lent: impl Fn(usize, u32) -> bool) {
+        self.lent
+            .retain(|(group, page)| is_lent(*group, page.page()));
+    }
+
+    /// Whether pages are so scarce that none should be kept for anything but sequences.
+    pub fn is_short_of_pages(&self) -> bool {
+        self.pools.is_short()
     }
 
     /// Pages of all groups together.
@@ -125,26 +300,29 @@ impl Roster {
                 break;
             };
             let mut sequence = self.waiting.remove(index);
-            let (mut tables, blocks) = BlockTables::with_prefix(
-                &self.pools,
-                sequence.new.blocks.keys,
-                &sequence.chain[..prefix],
-            );
-            // At least one token is left: the logits after it are wanted.
-            let wanted = &sequence.tokens[blocks..sequence.tokens.len() - 1];
-            let computed = blocks + tables.begin_as(&self.pools, wanted, &mut copy);
-            if sequence.tokens_cached.is_none() {
-                sequence.tokens_cached = Some(computed);
-                self.metrics.prompt_tokens_cached.inc_by(computed as u64);
-                let tokens_cached = computed;
-                outbox.push(&sequence.new, EventKind::Started { tokens_cached });
+            let stored = std::mem::replace(&mut sequence.stored, Lookup::NotAsked);
+            let filling = match stored {
+                Lookup::Found(stored) => begin_filling(&self.pools, &sequence, prefix, stored),
+                Lookup::NotAsked | Lookup::Asked(_) => None,
+            };
+            let (filling, mut tables, computed) = match filling {
+                Some((filling, tables)) => (Some(filling), tables, 0),
+                None => {
+                    let (tables, computed) = begin(&self.pools, &sequence, prefix, &mut copy);
+                    tell_start(&mut sequence, computed, &self.metrics, outbox);
+                    (None, tables, computed)
+                }
+            };
+            if self.limits.keeps_fresh {
+                tables.keep_fresh();
             }
             let slot = free_slot(&self.running);
             let at = self
                 .running
                 .partition_point(|r| r.sequence.arrival < sequence.arrival);
-            self.running
-                .insert(at, Running::new(sequence, slot, tables, computed));
+            let mut running = Running::new(sequence, slot, tables, computed);
+            running.filling = filling;
+            self.running.insert(at, running);
         }
         self.running.len() - before
     }
@@ -187,7 +365,7 @@ impl Roster {
             ownership,
             arrival: sequence.arrival,
             preempted: sequence.gave_way > 0,
-            paused: sequence.is_paused(),
+            paused: sequence.is_paused() || matches!(sequence.stored, Lookup::Asked(_)),
             has_share: self.limits.reservations.has(&ownership.tenant),
         }
     }
@@ -276,6 +454,8 @@ impl Roster {
             }
             if !self.has_page_for(share.sequence) {
                 let victim = self.choose_victim(share.sequence);
+                // Pages that others have come back by themselves.
+                let victim = victim.or((!self.lent.is_empty()).then_some(share.sequence));
                 let victim = victim.ok_or_else(|| "every page is held".to_owned())?;
                 self.running[victim].gives_way = true;
                 self.running[victim].tables.give_back();
@@ -400,6 +580,74 @@ impl Roster {
     pub fn finish_step(&mut self, shares: &[Share], took_ms: f64) {
         self.scheduler.observe_step(shares, took_ms);
         self.running.retain(|running| running.ended.is_none());
+    }
+}
+
+/// Tables for a sequence that go on behind the first `prefix` blocks of its chain, and how many of its tokens
+/// need no computing.
+fn begin<E>(
+    pools: &GroupPools,
+    sequence: &Sequence,
+    prefix: usize,
+    copy: impl FnMut(usize, u32, u32) -> Result<(), E>,
+) -> (BlockTables, usize) {
+    let keys = sequence.new.blocks.keys;
+    let (mut tables, blocks) = BlockTables::with_prefix(pools, keys, &sequence.chain[..prefix]);
+    // At least one token is left: the logits after it are wanted.
+    let wanted = &sequence.tokens[blocks..sequence.tokens.len() - 1];
+    let computed = blocks + tables.begin_as(pools, wanted, copy);
+    (tables, computed)
+}
+
+/// Tables with pages to fill from what is stored, if that makes the prefix longer and there are pages.
+fn begin_filling(
+    pools: &GroupPools,
+    sequence: &Sequence,
+    prefix: usize,
+    stored: Stored,
+) -> Option<(Filling, BlockTables)> {
+    let chain = &sequence.chain;
+    let mut has = pools.has(chain);
+    for (has, stored) in has.iter_mut().zip(stored.has()) {
+        has.iter_mut()
+            .zip(stored)
+            .for_each(|(has, stored)| *has |= stored);
+    }
+    let blocks = longest_prefix(&pools.windows(), &has);
+    if blocks <= prefix {
+        return None;
+    }
+    let keys = sequence.new.blocks.keys;
+    let (tables, lacking) = BlockTables::to_fill(pools, keys, &chain[..blocks])?;
+    let mut sources = vec![Source::Engine; blocks];
+    for &Lacking { group, block } in &lacking {
+        let page = stored.blocks[group][block].as_ref()?;
+        if sources[block] != Source::Mirror {
+            sources[block] = page.source;
+        }
+    }
+    let filling = Filling {
+        looked: stored.looked,
+        began: None,
+        from: Some(stored),
+        sources,
+        lacking,
+    };
+    Some((filling, tables))
+}
+
+/// Tells a sequence, the first time, that it has started and how many tokens of its prompt stand.
+fn tell_start(
+    sequence: &mut Sequence,
+    computed: usize,
+    metrics: &EngineMetrics,
+    outbox: &mut Outbox,
+) {
+    if sequence.tokens_cached.is_none() {
+        sequence.tokens_cached = Some(computed);
+        metrics.prompt_tokens_cached.inc_by(computed as u64);
+        let tokens_cached = computed;
+        outbox.push(&sequence.new, EventKind::Started { tokens_cached });
     }
 }
 

@@ -1,10 +1,11 @@
 use super::snapshot::{SlotSnapshot, SlotState};
 use crate::{
-    kv::{BlockKey, BlockKeys, BlockTables, Growth},
+    kv::{BlockKey, BlockKeys, BlockTables, Growth, Lacking},
     sampler::{NotFinite, Sampling},
     scheduler::{Draft, Phase, Share},
     sequence::{EndReason, NewSequence},
     speculation::{DRAFTED_MAX, Drafter, Pace},
+    tier::{desk::Stored, mirror_choice::Source},
 };
 use std::{
     mem,
@@ -34,6 +35,7 @@ pub struct Sequence {
     /// How often it gave way to another.
     pub gave_way: u32,
     pub pace: Pace,
+    pub stored: Lookup,
     /// Prompt tokens of which its owner knows that they are computed.
     prefill_told: usize,
 }
@@ -51,6 +53,7 @@ impl Sequence {
             tokens_cached: None,
             gave_way: 0,
             pace: Pace::default(),
+            stored: Lookup::NotAsked,
             prefill_told: 0,
         }
     }
@@ -83,6 +86,30 @@ impl Sequence {
     }
 }
 
+/// What is known of KV that is stored for a sequence.
+#[derive(Debug)]
+pub enum Lookup {
+    /// Nothing, and nothing will come.
+    NotAsked,
+    /// It waits for the answer until then, and does not start before.
+    Asked(Instant),
+    Found(Stored),
+}
+
+/// Pages of a sequence that are being filled; it computes nothing before.
+#[derive(Debug)]
+pub struct Filling {
+    /// What fills them, until that is under way.
+    pub from: Option<Stored>,
+    /// By block of the prefix, where it comes from.
+    pub sources: Vec<Source>,
+    pub lacking: Vec<Lacking>,
+    /// How long it took to hear what is stored.
+    pub looked: Duration,
+    /// Since when pages are being filled.
+    pub began: Option<Instant>,
+}
+
 /// What a step brought a sequence: its last so many `tokens`.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Taken {
@@ -109,6 +136,7 @@ pub struct Running {
     pub ended: Option<EndReason>,
     /// It must make room for another when the step is planned.
     pub gives_way: bool,
+    pub filling: Option<Filling>,
     /// Since when it waits for its next token, which nothing but the engine keeps from it.
     ready_since: Option<Instant>,
 }
@@ -123,12 +151,13 @@ impl Running {
             draft: Vec::new(),
             ended: None,
             gives_way: false,
+            filling: None,
             ready_since: None,
         }
     }
 
     pub fn phase(&self) -> Phase {
-        if self.sequence.is_paused() {
+        if self.sequence.is_paused() || self.filling.is_some() {
             return Phase::Paused;
         }
         match self.sequence.tokens.len() - self.computed {
@@ -287,6 +316,7 @@ impl Running {
         SlotSnapshot {
             slot: self.slot,
             state: match self.phase() {
+                _ if self.filling.is_some() => SlotState::Prefill,
                 Phase::Prefill { .. } => SlotState::Prefill,
                 Phase::Decode => SlotState::Decode,
                 Phase::Paused => SlotState::Paused,

@@ -28,6 +28,7 @@ pub fn limits(pages: &[usize]) -> EngineLimits {
         kv_shares: Default::default(),
         share_prefixes: true,
         window_tokens: 256,
+        tier: None,
     }
 }
 

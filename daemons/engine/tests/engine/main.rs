@@ -13,4 +13,5 @@ mod refused_starts;
 mod session;
 mod speculation;
 mod step_loop;
+mod tier;
 mod windows;

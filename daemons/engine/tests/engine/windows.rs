@@ -61,7 +61,8 @@ fn run(engine: &Engine, request: GenerationRequest) -> (Vec<u32>, usize) {
             EventKind::Started { tokens_cached } => cached = tokens_cached,
             EventKind::Token { id } => tokens.push(id),
             EventKind::Ended { reason } => assert_eq!(reason, EndReason::Length),
-            EventKind::Prefilled { .. } | EventKind::Drafted { .. } => {}
+            EventKind::Brought { .. } | EventKind::Prefilled { .. } | EventKind::Drafted { .. } => {
+            }
         }
     }
     (tokens, cached)

@@ -30,7 +30,9 @@ impl Client {
                         self.started = true;
                     }
                     EventKind::Token { id } => self.got.push(id),
-                    EventKind::Prefilled { .. } | EventKind::Drafted { .. } => {}
+                    EventKind::Brought { .. }
+                    | EventKind::Prefilled { .. }
+                    | EventKind::Drafted { .. } => {}
                     EventKind::Ended { reason } => self.ended = Some(reason),
                 }
             }
