@@ -34,6 +34,8 @@ pub struct TierPlace {
     pub calls: PathBuf,
     /// Socket that hands out its arena.
     pub arena: PathBuf,
+    /// A call that only touches kvtier's books is given up after so long.
+    pub call_max: Duration,
     /// Longest that a request waits to hear what is stored of it.
     pub lookup_max: Duration,
 }

@@ -28,6 +28,8 @@ use vitriol_profile::{
 };
 use vitriol_proto::engine::v1::engine_server::EngineServer;
 
+/// What kvtier answers from memory takes it far less; then it hangs, or is stopped.
+const TIER_CALL_MAX: Duration = Duration::from_secs(5);
 /// How often a drain looks whether the last answer is done.
 const IDLE_POLL: Duration = Duration::from_millis(20);
 
@@ -135,6 +137,7 @@ fn tier_place(kvtier: &KvTier, dirs: &HouseDirs) -> Option<TierPlace> {
     kvtier.enabled.then(|| TierPlace {
         calls: dirs.kvtier_socket(),
         arena: dirs.kvtier_arena_socket(),
+        call_max: TIER_CALL_MAX,
         lookup_max: Duration::from_millis(kvtier.lookup_ms_max),
     })
 }

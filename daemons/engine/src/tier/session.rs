@@ -13,8 +13,6 @@ use xxhash_rust::xxh3::xxh3_64;
 
 /// Most names of one call, as the service has it.
 pub const NAMES_MAX: usize = 4096;
-/// Calls that only touch the books of kvtier.
-const CALL_TIMEOUT: Duration = Duration::from_secs(2);
 
 /// What is stored and read again whenever a session begins.
 const SELF_TEST: &[u8; 64] = b"stored and served again, or nothing of what is here is believed.";
@@ -55,6 +53,7 @@ pub struct Session {
     /// Which of this process's sessions it is.
     pub number: SessionNumber,
     pub arena: Arena,
+    call_max: Duration,
 }
 
 impl Session {
@@ -69,7 +68,7 @@ impl Session {
         let mut client = client.unwrap_or_else(|| KvTierClient::new(connect(&place.calls)));
         let attached = answer(
             "Attach",
-            CALL_TIMEOUT,
+            place.call_max,
             client.attach(AttachRequest::default()),
         );
         let attached = attached.await?;
@@ -83,6 +82,7 @@ impl Session {
             name,
             number,
             arena,
+            call_max: place.call_max,
         };
         session.test_itself().await?;
         Ok(session)
@@ -104,7 +104,7 @@ impl Session {
             records,
             origin: origin.into(),
         };
-        let reserved = answer("Reserve", CALL_TIMEOUT, self.client.reserve(request)).await?;
+        let reserved = answer("Reserve", self.call_max, self.client.reserve(request)).await?;
         let kinds = reserved.reserved.into_iter().map(|Reserved { kind }| kind);
         one_for_each("Reserve", kinds.collect(), count)
     }
@@ -116,7 +116,7 @@ impl Session {
             session: Some(self.name),
             sealed,
         };
-        let answered = answer("Seal", CALL_TIMEOUT, self.client.seal(request)).await?;
+        let answered = answer("Seal", self.call_max, self.client.seal(request)).await?;
         one_for_each("Seal", answered.sealed, count)
     }
 
@@ -157,7 +157,7 @@ impl Session {
                 pins: pins.to_vec(),
                 reservations: Vec::new(),
             };
-            answer("Release", CALL_TIMEOUT, self.client.release(request)).await?;
+            answer("Release", self.call_max, self.client.release(request)).await?;
         }
         Ok(())
     }
@@ -193,7 +193,7 @@ impl Session {
             }
         }
         let is_stored = !matches!(reserved[..], [Some(reserved::Kind::Declined(_))]);
-        match self.lookup(vec![name], CALL_TIMEOUT).await?[..] {
+        match self.lookup(vec![name], self.call_max).await?[..] {
             [Some(found::Kind::Arena(pinned))] => {
                 let is_same = self.arena.has_bytes(&pinned, SELF_TEST);
                 self.release(pinned.ticket.into_iter().collect()).await?;
@@ -216,7 +216,7 @@ async fn redeem(place: &TierPlace, attached: &AttachResponse) -> Result<Arena, A
         receive_descriptor(&stream).await
     };
     let late = |_| io::Error::from(io::ErrorKind::TimedOut);
-    let handed = timeout(CALL_TIMEOUT, handed).await.map_err(late);
+    let handed = timeout(place.call_max, handed).await.map_err(late);
     let descriptor = handed.and_then(|it| it).map_err(AttachError::HandOver)?;
     let memory = Memfd::take_over(descriptor)?;
     Arena::new(memory, attached).ok_or(AttachError::Arena)

@@ -60,6 +60,7 @@ impl KvTier {
         TierPlace {
             calls: self.socket("kvtier"),
             arena: self.socket("arena"),
+            call_max: DEADLINE,
             lookup_max: DEADLINE,
         }
     }
@@ -410,6 +411,7 @@ fn a_kvtier_that_hangs_keeps_nobody() {
     let kvtier = KvTier::start();
     let (second, expected) = first_turn(FULL, &kvtier);
     let place = TierPlace {
+        call_max: Duration::from_secs(2),
         lookup_max: Duration::from_millis(50),
         ..kvtier.place()
     };
@@ -465,6 +467,7 @@ fn without_kvtier_everything_is_computed() {
     let place = TierPlace {
         calls: directory.path().join("kvtier.sock"),
         arena: directory.path().join("arena.sock"),
+        call_max: DEADLINE,
         lookup_max: DEADLINE,
     };
     let first = request(5, PROMPT, ANSWER);
