@@ -44,6 +44,9 @@ pub struct ServeArgs {
     /// Unix socket to serve on; by default the house's own place.
     #[arg(long)]
     socket: Option<PathBuf>,
+    /// Directory of the house's sockets, by default the user's; kvtier is looked for in it.
+    #[arg(long)]
+    runtime_dir: Option<PathBuf>,
     /// Model file (GGUF), or a name of `vitriol model list`; overrides the profile.
     #[arg(long)]
     model: Option<PathBuf>,
@@ -80,7 +83,10 @@ impl Config {
             let message = format!("the profile has no table [engine.{}]", args.name);
             Failure::new(Exit::Config, message)
         })?;
-        let dirs = environment.dirs()?;
+        let mut dirs = environment.dirs()?;
+        if let Some(runtime) = args.runtime_dir {
+            dirs.runtime = runtime;
+        }
         let model = environment.model_file(model)?;
         if let Err(error) = try_reading(&model) {
             return Err(Failure::new(Exit::Config, unreadable(&model, &error)));

@@ -110,6 +110,8 @@ impl Plan {
                     ENGINE_NAME.as_ref(),
                     "--socket".as_ref(),
                     &engine_socket,
+                    "--runtime-dir".as_ref(),
+                    &dirs.runtime,
                     "--model".as_ref(),
                     &model,
                 ]),
