@@ -114,7 +114,7 @@ fn a_stopped_engine_is_ended_and_comes_back() {
             .then_some(())
     })
     .unwrap();
-    process::signal(old, Signal::STOP).unwrap();
+    process::stop(old, Duration::from_secs(60)).unwrap();
     assert_ne!(successor(&house, ENGINE, old), old);
     assert!(answers(&client), "{}", house.said());
 }

@@ -56,6 +56,21 @@ pub fn signal(pid: u32, signal: Signal) -> Result<()> {
     kill_process(target, signal).with_context(|| format!("send {signal:?} to pid {pid}"))
 }
 
+/// Stops process `pid` (SIGSTOP), and waits until each of its threads is: one that runs on another core goes on
+/// for a moment after the signal was sent.
+pub fn stop(pid: u32, within: Duration) -> Result<()> {
+    signal(pid, Signal::STOP)?;
+    let is_stopped = |task: fs::DirEntry| {
+        let stat = fs::read_to_string(task.path().join("stat")).unwrap_or_default();
+        // One that has ended meanwhile is gone.
+        parse_stat(&stat).is_none_or(|thread| thread.state == 'T')
+    };
+    eventually(within, &format!("stop of pid {pid}"), || {
+        let mut threads = fs::read_dir(format!("/proc/{pid}/task")).ok()?.flatten();
+        threads.all(is_stopped).then_some(())
+    })
+}
+
 /// Waits until `pid` has ended.
 pub fn gone(pid: u32, within: Duration) -> Result<()> {
     eventually(within, &format!("end of pid {pid}"), || {

@@ -160,7 +160,7 @@ fn read(path: &Path) -> String {
 #[tokio::test(flavor = "multi_thread")]
 async fn a_stopped_daemon_is_killed() {
     let mut house = House::new("vitriol-standin", 0);
-    process::signal(house.process.id(), Signal::STOP).unwrap();
+    process::stop(house.process.id(), DEADLINE).unwrap();
     house.watch();
     assert_eq!(signal_of(house.end().await), Some(Signal::KILL));
 }

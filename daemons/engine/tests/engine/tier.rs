@@ -417,7 +417,7 @@ fn a_kvtier_that_hangs_keeps_nobody() {
     };
     let engine = engine(FULL, pages_of(FULL), Some(place));
     until(&engine, "an attachment", |tier| tier.attached.get() == 1);
-    process::signal(kvtier.child.id(), Signal::STOP).unwrap();
+    process::stop(kvtier.child.id(), DEADLINE).unwrap();
     let heard = run(&engine, &second);
     assert_eq!((heard.arena, heard.tokens), (0, expected));
     assert_eq!(engine.metrics.tier.lookups_late.get(), 1);
