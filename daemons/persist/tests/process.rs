@@ -3,7 +3,10 @@
 
 use std::{
     fs,
-    os::unix::process::ExitStatusExt,
+    os::unix::{
+        fs::symlink,
+        process::{CommandExt, ExitStatusExt},
+    },
     path::{Path, PathBuf},
     process::{Child, Command, ExitStatus, Stdio},
     sync::{
@@ -59,9 +62,14 @@ impl House {
     fn new(name: &str, pace: u64) -> Self {
         let directory = tempfile::tempdir().unwrap();
         let program = directory.path().join(name);
-        fs::copy("/bin/sleep", &program).unwrap();
+        // Not a copy: while another test forks, its child has what we write open, and it cannot be run.
+        symlink("/bin/sleep", &program).unwrap();
         let looks = Arc::new(AtomicU64::new(0));
-        let process = Command::new(program).arg("1000").spawn().unwrap();
+        let process = Command::new(program)
+            .arg0("sleep")
+            .arg("1000")
+            .spawn()
+            .unwrap();
         let socket = directory.path().join("run/vitriol/engine/main.sock");
         let engine = Engine {
             pid: process.id(),
