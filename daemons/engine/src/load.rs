@@ -71,7 +71,38 @@ pub fn load(
     context_tokens: impl Fn(&Hyperparameters, &[KvGroup]) -> usize,
     progress: &mut dyn FnMut(LoadProgress),
 ) -> Result<Loaded, LoadError> {
+    load_named(
+        KvNames::OfSamples,
+        file,
+        threads,
+        isa,
+        repack,
+        context_tokens,
+        progress,
+    )
+}
+
+/// What of a model's bytes names its KV.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum KvNames {
+    OfSamples,
+    OfAll,
+}
+
+fn load_named(
+    kv_names: KvNames,
+    file: &Path,
+    threads: usize,
+    isa: Option<Isa>,
+    repack: &Repack,
+    context_tokens: impl Fn(&Hyperparameters, &[KvGroup]) -> usize,
+    progress: &mut dyn FnMut(LoadProgress),
+) -> Result<Loaded, LoadError> {
     let gguf = Gguf::open(file)?;
+    let digest = match kv_names {
+        KvNames::OfSamples => None,
+        KvNames::OfAll => Some(digest_of_all(&gguf, threads, repack, progress)),
+    };
     // On a starved machine what comes before the weights takes its time too.
     progress(LoadProgress::begun(&gguf, LoadPhase::Load));
     let device = Arc::new(Cpu::new(threads, isa)?);
@@ -82,10 +113,15 @@ pub fn load(
         .get_str("tokenizer.chat_template")?
         .unwrap_or_default()
         .to_owned();
-    let model = match repack {
+    let mut model = match repack {
         Repack::Ram => Model::load(&gguf, device, context_tokens, progress)?,
         Repack::File(directory) => load_kept(&gguf, device, directory, &context_tokens, progress)?,
     };
+    if let Some(digest) = digest {
+        // What was loaded is what was digested if that is still what is at the path.
+        PanelCache::check_unchanged(&gguf)?;
+        model.identity = identity_of_all(&model.identity, &digest);
+    }
     Ok(Loaded {
         file: file.to_owned(),
         model: Arc::new(model),
@@ -105,19 +141,22 @@ pub fn load_for_tier(
     context_tokens: impl Fn(&Hyperparameters, &[KvGroup]) -> usize,
     progress: &mut dyn FnMut(LoadProgress),
 ) -> Result<Loaded, LoadError> {
-    let gguf = Gguf::open(file)?;
-    let digest = digest_of_all(&gguf, threads, repack, progress);
-    let mut loaded = load(file, threads, isa, repack, context_tokens, progress)?;
-    // What was loaded is what was digested if that is still what is at the path.
-    PanelCache::check_unchanged(&gguf)?;
+    load_named(
+        KvNames::OfAll,
+        file,
+        threads,
+        isa,
+        repack,
+        context_tokens,
+        progress,
+    )
+}
+
+fn identity_of_all(of_samples: &[u8; 32], digest: &ModelDigest) -> [u8; 32] {
     let mut hasher = blake3::Hasher::new_derive_key("vitriol 2026 model identity of all bytes v1");
-    hasher.update(&loaded.model.identity);
+    hasher.update(of_samples);
     hasher.update(&digest.0);
-    // Nobody else has it yet.
-    if let Some(model) = Arc::get_mut(&mut loaded.model) {
-        model.identity = *hasher.finalize().as_bytes();
-    }
-    Ok(loaded)
+    *hasher.finalize().as_bytes()
 }
 
 /// Taken now, unless the cache of panels knows it.

@@ -83,6 +83,19 @@ fn store(tier: &Tier, session: Session, key: u8) -> Result<Ticket, Declined> {
     Ok(ticket)
 }
 
+/// Stores the first `keys` records of a tier, on its mirror too.
+fn store_mirrored(tier: &Arc<Tier>, session: Session, keys: u8) {
+    for key in 1..=keys {
+        store(tier, session, key).unwrap();
+    }
+    assert_eq!(tier.spill(), usize::from(keys));
+    let stored = || {
+        let mirror = tier.stats().mirror;
+        mirror.filter(|mirror| mirror.stored == u64::from(keys))
+    };
+    eventually(SOON, "all are stored", stored).unwrap();
+}
+
 /// Whether block `key` is in the arena and what was stored; its pin is given back.
 fn finds(tier: &Tier, session: Session, key: u8) -> bool {
     match tier.lookup(session, &[offer(key).record.name]).unwrap()[0] {
@@ -157,12 +170,7 @@ fn what_was_spilled_is_brought_back_to_an_empty_arena() {
     let faults = Faults::default();
     let tier = Arc::new(Tier::new(arena(), Some(mirror(temp.path(), &faults))));
     let session = attach(&tier);
-    for key in 1..=3 {
-        store(&tier, session, key).unwrap();
-    }
-    assert_eq!(tier.spill(), 3);
-    let stored = || tier.stats().mirror.filter(|mirror| mirror.stored == 3);
-    eventually(SOON, "three are stored", stored).unwrap();
+    store_mirrored(&tier, session, 3);
     assert_eq!(tier.spill(), 0, "each is written once");
     // A slow callback may still hold the tier, and so the mirror's directory.
     drop(tier);
@@ -220,12 +228,7 @@ fn what_is_trimmed_is_the_machines_and_comes_back_when_it_is_wanted() {
         Some(mirror(temp.path(), &Faults::default())),
     ));
     let session = attach(&tier);
-    for key in 1..=2 {
-        store(&tier, session, key).unwrap();
-    }
-    assert_eq!(tier.spill(), 2);
-    let stored = || tier.stats().mirror.filter(|mirror| mirror.stored == 2);
-    eventually(SOON, "two are stored", stored).unwrap();
+    store_mirrored(&tier, session, 2);
     store(&tier, session, 3).unwrap();
     let all = held_bytes(&tier);
     if tier.arena().pages().huge {
@@ -322,12 +325,7 @@ fn what_is_destroyed_is_nowhere_and_no_restart_finds_it() {
     let faults = Faults::default();
     let tier = Arc::new(Tier::new(arena(), Some(mirror(temp.path(), &faults))));
     let session = attach(&tier);
-    for key in 1..=3 {
-        store(&tier, session, key).unwrap();
-    }
-    assert_eq!(tier.spill(), 3);
-    let stored = || tier.stats().mirror.filter(|mirror| mirror.stored == 3);
-    eventually(SOON, "three are stored", stored).unwrap();
+    store_mirrored(&tier, session, 3);
     assert!(is_in_memory(&tier, 2) && is_on_disk(temp.path(), 2));
     // One that is not there is gone too.
     assert_eq!(destroy(&tier, &[2, 9]), [Destroyed::Gone; 2]);

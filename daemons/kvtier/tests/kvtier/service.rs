@@ -13,7 +13,7 @@ use vitriol_kvtier::{
 };
 use vitriol_proto::kvtier::v1::{
     AttachRequest, AttachResponse, Declined, LookupRequest, Pinned, ReleaseRequest, ReserveRequest,
-    SealRequest, Sealed, StatsRequest, Ticket, TrimRequest, event::Kind as Event,
+    SealRequest, Sealed, StatsRequest, StatsResponse, Ticket, TrimRequest, event::Kind as Event,
     found::Kind as Found, kv_tier_client::KvTierClient, kv_tier_server::KvTierServer,
     reserved::Kind as Reserved,
 };
@@ -54,6 +54,11 @@ impl Rig {
             directory,
             _server: server,
         }
+    }
+
+    async fn stats(&mut self) -> StatsResponse {
+        let stats = self.client.stats(StatsRequest {}).await;
+        stats.expect("anybody may ask").into_inner()
     }
 
     async fn attach(&mut self) -> AttachResponse {
@@ -170,12 +175,7 @@ async fn an_engine_stores_and_finds_a_record() {
     assert!(matches!(told[0], Event::Arena(_)), "{told:?}");
     assert_eq!(told[1], Event::TrimmedBytes(3 << 20));
     assert_eq!(next(&mut events).await, Event::TrimmedBytes(1 << 20));
-    let stats = rig
-        .client
-        .stats(StatsRequest {})
-        .await
-        .unwrap()
-        .into_inner();
+    let stats = rig.stats().await;
     assert_eq!((stats.slots, stats.slots_free), (4, 4));
     assert_eq!(
         (stats.found_arena, stats.found_nowhere, stats.evicted),
@@ -201,12 +201,7 @@ async fn a_call_of_an_earlier_session_has_no_effect() {
     assert_eq!(second.kept, [ticket]);
     let late = rig.client.reserve(reserve(&first, &[2])).await.unwrap_err();
     assert_eq!(late.code(), Code::FailedPrecondition);
-    let stats = rig
-        .client
-        .stats(StatsRequest {})
-        .await
-        .unwrap()
-        .into_inner();
+    let stats = rig.stats().await;
     assert_eq!(stats.slots_free, 3);
 }
 
@@ -233,11 +228,6 @@ async fn malformed_calls_are_refused_with_the_reason() {
         assert_eq!(refused.code(), Code::InvalidArgument);
         assert!(refused.message().contains(reason), "{refused}");
     }
-    let stats = rig
-        .client
-        .stats(StatsRequest {})
-        .await
-        .unwrap()
-        .into_inner();
+    let stats = rig.stats().await;
     assert_eq!(stats.slots_free, 4);
 }
