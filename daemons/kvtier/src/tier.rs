@@ -220,7 +220,8 @@ impl Tier {
 
     /// A slot to write a record to, taken from what is worth less where none is free.
     pub fn reserve(&self, session: Session, offer: &Offer) -> Result<Ticket, Declined> {
-        self.change(|books| books.place(Caller::Session(session), offer, &self.arena))
+        let mirrors = self.mirrors();
+        self.change(|books| books.place(Caller::Session(session), offer, &self.arena, mirrors))
     }
 
     /// See [`SlotTable::seal`].
@@ -321,9 +322,9 @@ impl Tier {
         offer: &Offer,
         payload: &[u8],
     ) -> Option<(Ticket, Record)> {
-        let record = offer.record;
+        let (record, mirrors) = (offer.record, self.mirrors());
         self.change(|books| {
-            match books.place(Caller::Tier, offer, &self.arena) {
+            match books.place(Caller::Tier, offer, &self.arena, mirrors) {
                 Ok(ticket) => {
                     // The header says Reserved before the first byte is written.
                     self.write_changed(books);
@@ -463,6 +464,11 @@ impl Tier {
         }
     }
 
+    /// Whether there is a mirror that takes records.
+    fn mirrors(&self) -> bool {
+        self.mirror.as_ref().is_some_and(|mirror| !mirror.is_down())
+    }
+
     /// Whether there is a mirror that takes no records for now.
     pub fn is_mirror_down(&self) -> bool {
         self.mirror.as_ref().is_some_and(Mirror::is_down)
@@ -491,8 +497,11 @@ impl Tier {
     fn give_back_one(&self) -> bool {
         self.change(|books| {
             if books.table.last_free().is_none() {
-                let mirrored = books.evict(None, |state| state == State::Spilled);
-                if mirrored.or_else(|_| books.evict(None, |_| true)).is_err() {
+                let mirrored = books.evict(None, |state, _| state == State::Spilled);
+                if mirrored
+                    .or_else(|_| books.evict(None, |_, _| true))
+                    .is_err()
+                {
                     return false;
                 }
                 // The header says Free before the payload is gone.
@@ -555,13 +564,25 @@ impl Tier {
 
 impl Books {
     /// Reserves a slot, if need be one whose memory was given back, or that of a record worth less.
-    fn place(&mut self, caller: Caller, offer: &Offer, arena: &Arena) -> Result<Ticket, Declined> {
+    ///
+    /// `mirrors`: there is a mirror to write to. Then no conversation loses a record on its way there, however slow
+    /// the disk: who comes too fast for it comes again.
+    fn place(
+        &mut self,
+        caller: Caller,
+        offer: &Offer,
+        arena: &Arena,
+        mirrors: bool,
+    ) -> Result<Ticket, Declined> {
         let slot_bytes = arena.slot_bytes();
         let ticket = match self.table.reserve(caller, offer.record) {
             Err(Refused::Full) => {
                 if !self.take_again(arena) {
                     let new = self.use_of(offer, slot_bytes);
-                    self.evict(Some((&new, &offer.record.parent)), |_| true)?;
+                    let may_go = |state, of: &Use| {
+                        !mirrors || state == State::Spilled || of.origin == Origin::OneShot
+                    };
+                    self.evict(Some((&new, &offer.record.parent)), may_go)?;
                 }
                 self.table.reserve(caller, offer.record)?
             }
@@ -592,18 +613,18 @@ impl Books {
         }
     }
 
-    /// Discards the record that is worth least of those in a state that `may_go`: less than `new`, if there is
-    /// one, and not what that builds upon.
+    /// Discards the record that is worth least of those that `may_go`: for `new`, if there is one, which must be
+    /// worth more and does not build upon it.
     fn evict(
         &mut self,
         new: Option<(&Use, &[u8; 32])>,
-        may_go: impl Fn(State) -> bool,
+        may_go: impl Fn(State, &Use) -> bool,
     ) -> Result<(), Declined> {
         let candidates = self.kept.iter().filter_map(|(&slot, kept)| {
             let header = self.table.header(slot);
             let key = header.record.name.key;
             let is_wanted = new.is_some_and(|(_, parent)| *parent == key);
-            let may_go = header.state.is_readable() && may_go(header.state);
+            let may_go = header.state.is_readable() && may_go(header.state, &kept.of);
             (may_go && self.table.is_unread(slot)).then_some(Candidate {
                 slot,
                 of: kept.of,

@@ -125,9 +125,11 @@ impl ReuseModel {
         self.density[class(of)][self.age(of)] * of.saved_us as f64 / of.bytes.max(1) as f64
     }
 
-    /// Whether a new record may push out one of the worth `least`.
+    /// Whether a new record may push out one of the worth `least`. That of a conversation may in any case: it is
+    /// to be on the disk, and the way there leads through the arena. Worth less than what is there, it is
+    /// also the next to go.
     pub fn admits(&mut self, new: &Use, least: f64) -> bool {
-        if self.worth(new) >= least {
+        if new.origin == Origin::Session || self.worth(new) >= least {
             return true;
         }
         self.refused += 1;

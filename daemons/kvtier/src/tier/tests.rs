@@ -212,6 +212,45 @@ fn a_full_arena_makes_room_at_the_end_of_chains_and_never_of_what_is_read() {
     assert_eq!(tier.stats().evicted, 1);
 }
 
+#[test]
+fn no_record_of_a_conversation_is_given_up_on_its_way_to_the_disk() {
+    let temp = tempfile::tempdir().unwrap();
+    let mirror = mirror(temp.path(), &Faults::default());
+    let tier = Arc::new(Tier::new(arena(), Some(mirror)));
+    let session = attach(&tier);
+    for key in 1..=4 {
+        store(&tier, session, key).unwrap();
+    }
+    tier.lookup(session, &[]).unwrap();
+    assert_eq!(store(&tier, session, 9), Err(Refused::Full.into()));
+    // On the disk it may, however little the new one is worth beside it.
+    assert_eq!(tier.spill(), 4);
+    let stored = || tier.stats().mirror.filter(|mirror| mirror.stored == 4);
+    eventually(SOON, "all are stored", stored).unwrap();
+    for _ in 0..100 {
+        assert!(finds(&tier, session, 4));
+    }
+    let worthless = Offer {
+        record: Record {
+            saved_us: 1,
+            ..offer(9).record
+        },
+        origin: Origin::Session,
+    };
+    tier.reserve(session, &worthless).unwrap();
+    let found = tier.lookup(session, &[offer(4).record.name]).unwrap();
+    assert_eq!(found, [Found::Mirror]);
+
+    // Without a disk the arena keeps what is worth most.
+    let tier = Arc::new(Tier::new(arena(), None));
+    let session = attach(&tier);
+    for key in 1..=4 {
+        store(&tier, session, key).unwrap();
+    }
+    tier.lookup(session, &[]).unwrap();
+    store(&tier, session, 9).unwrap();
+}
+
 const LONG: Duration = Duration::from_secs(3600);
 
 /// Bytes of memory that the arena takes.
@@ -228,8 +267,7 @@ fn what_is_trimmed_is_the_machines_and_comes_back_when_it_is_wanted() {
         Some(mirror(temp.path(), &Faults::default())),
     ));
     let session = attach(&tier);
-    store_mirrored(&tier, session, 2);
-    store(&tier, session, 3).unwrap();
+    store_mirrored(&tier, session, 3);
     let all = held_bytes(&tier);
     if tier.arena().pages().huge {
         assert_eq!(tier.trim(4, Duration::ZERO), 0);
