@@ -14,10 +14,10 @@ mod window;
 
 pub use block_key::{BlockKey, BlockKeys, PromptBlocks};
 pub use block_table::BlockTable;
-pub use block_tables::{BlockTables, FreshPage, Lacking};
+pub use block_tables::{BlockTables, Lacking, Storing};
 pub use group_pools::{GroupPool, GroupPools, Growth, longest_prefix};
 pub use page_plan::{PagePlan, tokens_within};
-pub use pages::{PagePool, PageRef, PoolUse};
+pub use pages::{FullBlock, PagePool, PageRef, PoolUse};
 pub use window::Window;
 
 use vitriol_kernels_core::KvCodec;

@@ -74,6 +74,8 @@ impl Default for EngineMetrics {
 #[derive(Clone, Debug, Default)]
 pub struct TierMetrics {
     pub attached: Gauge,
+    pub pages_waiting: Gauge,
+    pub restoring: Gauge,
     pub pages_spilled: Counter,
     pub bytes_spilled: Counter,
     pub spill_seconds: Counter<f64, AtomicU64>,
@@ -97,6 +99,16 @@ impl TierMetrics {
             "Whether kvtier is there",
             self.attached.clone(),
         );
+        to.register(
+            "tier_pages_waiting",
+            "Full KV pages that are to be stored in kvtier and are not yet",
+            self.pages_waiting.clone(),
+        );
+        to.register(
+            "tier_restoring",
+            "Sequences that wait for kvtier to say what is stored of them, or for their pages",
+            self.restoring.clone(),
+        );
         let counters = [
             (
                 "pages_spilled",
@@ -110,7 +122,7 @@ impl TierMetrics {
             ),
             (
                 "pages_dropped",
-                "Full KV pages not stored: no room in the queue or in kvtier, or pages were scarce",
+                "Full KV pages never stored: kvtier declined them, or they were given up before it could",
                 &self.pages_dropped,
             ),
             (

@@ -19,14 +19,14 @@ pub use snapshot::{SlotSnapshot, SlotState, Snapshot, SnapshotCell};
 
 use crate::{
     forward::{Activations, Batch, KvStores, forward_tapped},
-    kv::{KvCodecs, PAGE_TOKENS},
+    kv::{FullBlock, KvCodecs, PAGE_TOKENS},
     metrics::EngineMetrics,
     model::{KvGroup, Model, Tap},
     sampler::Sampler,
     scheduler::{Reservations, Share, StepBounds, StepMs, Work},
     sequence::{EventKind, NewSequence},
     speculation::drafter,
-    tier::desk::{Answer, Desk, FillPage, Spill},
+    tier::desk::{Answer, Desk, FillPage},
 };
 use outbox::Outbox;
 use roster::{Roster, RosterLimits};
@@ -49,6 +49,10 @@ const IDLE_ROUND: Duration = Duration::from_millis(500);
 /// Without work for so long, memory is found for pages to come: who works in turns with others has none of it
 /// in between.
 const QUIET_AFTER: Duration = Duration::from_millis(50);
+/// After a page could not be stored, nothing is offered for so long.
+const SPILL_RETRY: Duration = Duration::from_millis(250);
+/// What is not stored yet when the engine ends has so long.
+const CLOSING: Duration = Duration::from_secs(2);
 /// How soon a full sink is tried again when there is nothing else to do.
 const SINK_RETRY: Duration = Duration::from_millis(5);
 
@@ -123,7 +127,7 @@ impl StepThread {
                     bounds: limits.bounds,
                     groups,
                     reservations: limits.reservations,
-                    keeps_fresh: desk.is_some(),
+                    stores_pages: desk.is_some(),
                 };
                 if let Some(desk) = &desk {
                     desk.set_step_thread(thread::current());
@@ -147,6 +151,7 @@ impl StepThread {
                     outbox: Outbox::default(),
                     sampler: Sampler::default(),
                     desk,
+                    spills_after: Instant::now(),
                 };
                 // Requests would wait for ever on a thread that is gone: the process ends as for any
                 // internal fault, and the supervisor starts it again.
@@ -239,6 +244,8 @@ struct StepLoop {
     act: Activations,
     sampler: Sampler,
     desk: Option<Arc<Desk>>,
+    /// Nothing is offered to be stored before.
+    spills_after: Instant,
 }
 
 impl StepLoop {
@@ -263,8 +270,12 @@ impl StepLoop {
             self.shared.waiting.fetch_sub(dropped, Ordering::AcqRel);
             let kv = &mut self.kv;
             let copy = |group, from, to| kv.copy_page(group, from, to);
-            let lookups_until = self.roster.end_lookups(Instant::now());
-            let admitted = self.roster.admit(&mut self.outbox, copy);
+            self.roster.end_lookups(Instant::now());
+            let ask = |id, chain: &[_], has| {
+                let desk = self.desk.as_ref()?;
+                desk.look(id, chain, has, Instant::now())
+            };
+            let admitted = self.roster.admit(&mut self.outbox, ask, copy);
             self.start_fills();
             if dropped + ended + admitted > 0 {
                 // Shown as running before they stop counting as waiting, so that the engine never
@@ -273,6 +284,7 @@ impl StepLoop {
                 self.shared.waiting.fetch_sub(admitted, Ordering::AcqRel);
             }
             let worked = self.step();
+            self.spill();
             // Shown before it is told: who has heard of an end finds the slot free.
             self.publish();
             self.outbox.flush();
@@ -285,11 +297,14 @@ impl StepLoop {
                     (true, false) => QUIET_AFTER.min(idle),
                     (true, true) => idle,
                 };
-                let left = lookups_until.map(|at| at.saturating_duration_since(Instant::now()));
+                let now = Instant::now();
+                let lookups_until = self.roster.end_lookups(now);
+                let left = lookups_until.map(|at| at.saturating_duration_since(now));
                 thread::park_timeout(left.map_or(round, |left| round.min(left)));
                 quiet = true;
             }
         }
+        self.spill_the_rest();
     }
 
     /// Computes one step; false when there was nothing to compute.
@@ -348,7 +363,6 @@ impl StepLoop {
                 self.outbox.push(&running.sequence.new, event);
             }
         }
-        self.spill();
         let took = started.elapsed();
         self.tell_prefill_speed(&plan, took);
         self.roster.finish_step(&plan, (self.step_ms)(&plan, took));
@@ -360,7 +374,8 @@ impl StepLoop {
     fn hear_of_tier(&mut self) {
         let Some(desk) = &self.desk else { return };
         if self.roster.is_short_of_pages() {
-            desk.drop_spills();
+            let roster = &self.roster;
+            desk.withdraw_spills(|spill| roster.is_kept_by_loan(spill.group, spill.page.page()));
         }
         for answer in desk.answers() {
             match answer {
@@ -372,6 +387,11 @@ impl StepLoop {
                     let (now, outbox) = (Instant::now(), &mut self.outbox);
                     self.roster.filled(sequence, &whole, now, outbox, copy);
                 }
+                Answer::NotStored { group, key } => {
+                    self.roster.not_stored(group, &key);
+                    self.spills_after = Instant::now() + SPILL_RETRY;
+                }
+                Answer::NoneStored => self.roster.none_stored(),
             }
         }
         let kv = &self.kv;
@@ -399,21 +419,29 @@ impl StepLoop {
         }
     }
 
-    /// Lends the tier the pages that have become full.
+    /// Lends the tier pages that are to be stored.
     fn spill(&mut self) {
         let Some(desk) = &self.desk else { return };
-        let (kv, mut pages) = (&mut self.kv, Vec::new());
-        self.roster.lend_fresh(|fresh, of_session| {
-            pages.push(Spill {
-                key: fresh.key,
-                parent: fresh.parent,
-                group: fresh.group,
-                page: kv.lend(fresh.group, fresh.page.page()),
-                of_session,
-            });
-        });
-        if !pages.is_empty() {
-            desk.spill(pages);
+        if self.roster.unstored() == 0 || Instant::now() < self.spills_after {
+            return;
+        }
+        let kv = &mut self.kv;
+        let lend = |group, block: FullBlock, page| desk.spill(group, &block, kv.lend(group, page));
+        self.roster.lend_unstored(desk.room_for_spills(), lend);
+    }
+
+    /// The engine ends: what is not stored yet still is, for a while.
+    fn spill_the_rest(&mut self) {
+        let until = Instant::now() + CLOSING;
+        self.roster.running.clear();
+        while Instant::now() < until && self.desk.as_ref().is_some_and(|desk| desk.is_attached()) {
+            self.hear_of_tier();
+            self.spill();
+            if self.roster.unstored() == 0 {
+                break;
+            }
+            self.heartbeat.beat();
+            thread::park_timeout(CLOSING / 100);
         }
     }
 
@@ -429,6 +457,13 @@ impl StepLoop {
 
     fn publish(&mut self) {
         let usage = self.roster.usage();
+        if let Some(desk) = &self.desk {
+            let tier = &self.metrics.tier;
+            tier.pages_dropped.inc_by(self.roster.take_lost());
+            let waiting = self.roster.unstored() + desk.spills_lent();
+            tier.pages_waiting.set(waiting as i64);
+            tier.restoring.set(self.roster.restoring() as i64);
+        }
         self.metrics.observe_pool(usage, self.kv.bytes_committed());
         self.metrics
             .sequences_running

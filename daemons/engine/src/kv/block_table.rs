@@ -1,4 +1,4 @@
-use super::{BlockKey, NO_PAGE, PagePool, PageRef, Window};
+use super::{BlockKey, FullBlock, NO_PAGE, PagePool, PageRef, Window};
 
 /// The pages of one sequence in one KV group, from position 0 on.
 ///
@@ -84,10 +84,11 @@ impl BlockTable {
         Some(index)
     }
 
-    /// Block `block` is full and named by `key`; its page, if it is the first of that name.
-    pub fn seal(&self, block: usize, key: BlockKey) -> Option<&PageRef> {
-        let page = self.held_page(block)?;
-        page.seal(key, block as u32).then_some(page)
+    /// A block is full, see [`PageRef::seal`].
+    pub fn seal(&self, block: FullBlock, is_stored: bool) {
+        if let Some(page) = self.held_page(block.depth as usize) {
+            page.seal(block, is_stored);
+        }
     }
 
     /// The page of block `block`, if the table holds it.

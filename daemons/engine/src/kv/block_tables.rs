@@ -1,4 +1,4 @@
-use super::{BlockKey, BlockKeys, BlockTable, GroupPools, PAGE_TOKENS, PageRef};
+use super::{BlockKey, BlockKeys, BlockTable, FullBlock, GroupPools, PAGE_TOKENS, PageRef};
 
 /// A sequence's block tables, one in each KV group, and the keys of its full blocks.
 #[derive(Debug)]
@@ -7,18 +7,16 @@ pub struct BlockTables {
     /// Keys of the sealed blocks, from the first on.
     sealed: Vec<BlockKey>,
     tables: Vec<BlockTable>,
-    /// Pages of blocks sealed since [`Self::take_fresh`], where somebody wants them.
-    fresh: Option<Vec<FreshPage>>,
+    storing: Storing,
 }
 
-/// A page that has become full, held so that it can be copied whatever becomes of its sequence.
-#[derive(Debug)]
-pub struct FreshPage {
-    pub group: usize,
-    pub key: BlockKey,
-    /// Key of the block before.
-    pub parent: BlockKey,
-    pub page: PageRef,
+/// What becomes of a sequence's full pages.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Storing {
+    /// Nobody stores any.
+    Never,
+    /// They are to be stored; `named`: as those of a conversation that has a name.
+    Each { named: bool },
 }
 
 /// A page of a group that is to be filled: its block's number.
@@ -31,7 +29,12 @@ pub struct Lacking {
 impl BlockTables {
     /// Tables that begin with the blocks named by `prefix`, which the pools have.
     /// Returns the tables and the tokens reused.
-    pub fn with_prefix(pools: &GroupPools, keys: BlockKeys, prefix: &[BlockKey]) -> (Self, usize) {
+    pub fn with_prefix(
+        pools: &GroupPools,
+        keys: BlockKeys,
+        prefix: &[BlockKey],
+        storing: Storing,
+    ) -> (Self, usize) {
         let tables = pools
             .groups()
             .iter()
@@ -41,7 +44,7 @@ impl BlockTables {
             keys,
             sealed: prefix.to_vec(),
             tables,
-            fresh: None,
+            storing,
         };
         (tables, prefix.len() * PAGE_TOKENS)
     }
@@ -52,6 +55,7 @@ impl BlockTables {
         pools: &GroupPools,
         keys: BlockKeys,
         prefix: &[BlockKey],
+        storing: Storing,
     ) -> Option<(Self, Vec<Lacking>)> {
         let (mut tables, mut lacking) = (Vec::new(), Vec::new());
         for (group, pool) in pools.groups().iter().enumerate() {
@@ -64,7 +68,7 @@ impl BlockTables {
             keys,
             sealed: prefix.to_vec(),
             tables,
-            fresh: None,
+            storing,
         };
         Some((tables, lacking))
     }
@@ -76,20 +80,23 @@ impl BlockTables {
 
     /// The page of a block that was lacking has been filled: the pool has the block from now on.
     pub fn seal_filled(&self, lacking: Lacking) {
-        let key = self.sealed.get(lacking.block);
-        if let (Some(table), Some(&key)) = (self.tables.get(lacking.group), key) {
-            table.seal(lacking.block, key);
+        let Some(&key) = self.sealed.get(lacking.block) else {
+            return;
+        };
+        let before = lacking.block.checked_sub(1);
+        let block = self.full_block(before.map(|before| self.sealed[before]), key, lacking.block);
+        if let Some(table) = self.tables.get(lacking.group) {
+            table.seal(block, true);
         }
     }
 
-    /// From now on pages that become full are kept for [`Self::take_fresh`], which must be called.
-    pub fn keep_fresh(&mut self) {
-        self.fresh.get_or_insert_default();
-    }
-
-    /// The pages that have become full since the last time, but for those that others had filled before.
-    pub fn take_fresh(&mut self) -> Vec<FreshPage> {
-        self.fresh.as_mut().map(std::mem::take).unwrap_or_default()
+    fn full_block(&self, before: Option<BlockKey>, key: BlockKey, depth: usize) -> FullBlock {
+        FullBlock {
+            key,
+            parent: self.keys.parent(before),
+            depth: depth as u32,
+            is_named: self.storing == Storing::Each { named: true },
+        }
     }
 
     /// By group, the pages from position 0 on.
@@ -172,17 +179,11 @@ impl BlockTables {
             let before = self.sealed.last().copied();
             let (index, parent) = (self.sealed.len(), self.keys.parent(before));
             let key = (block.len() == PAGE_TOKENS).then(|| self.keys.next(before, block));
-            for (group, table) in self.tables.iter().enumerate() {
+            for table in &self.tables {
                 table.note(index, parent, block);
-                let Some(key) = key else { continue };
-                let page = table.seal(index, key);
-                if let (Some(page), Some(fresh)) = (page, &mut self.fresh) {
-                    fresh.push(FreshPage {
-                        group,
-                        key,
-                        parent,
-                        page: page.keep(),
-                    });
+                if let Some(key) = key {
+                    let is_stored = self.storing == Storing::Never;
+                    table.seal(self.full_block(before, key, index), is_stored);
                 }
             }
             self.sealed.extend(key);
@@ -204,7 +205,8 @@ mod tests {
     fn start(pools: &GroupPools, tokens: &[u32]) -> (BlockTables, usize) {
         let keys = BlockKeys::new(&KEYS, b"");
         let chain = keys.chain(BlockKeys::reusable(tokens));
-        BlockTables::with_prefix(pools, keys, &chain[..pools.longest_prefix(&chain)])
+        let prefix = &chain[..pools.longest_prefix(&chain)];
+        BlockTables::with_prefix(pools, keys, prefix, Storing::Never)
     }
 
     /// Runs a sequence to `tokens`, a block at a time.
@@ -270,38 +272,37 @@ mod tests {
     }
 
     #[test]
-    fn pages_that_become_full_are_handed_on_once_also_those_a_window_has_passed() {
+    fn full_pages_wait_to_be_stored_once_also_those_a_window_has_passed() {
         let windowed = Window { tokens: Some(65) };
         let pools = GroupPools::new(&[(FULL, 32), (windowed, 8)], 64);
         let tokens: Vec<u32> = (0..200).collect();
-        let (mut table, _) = start(&pools, &tokens);
-        assert_eq!(table.take_fresh().len(), 0);
-        table.keep_fresh();
-        compute(&mut table, &pools, &tokens, 0);
-        let keys = BlockKeys::new(&KEYS, b"");
-        let chain = keys.chain(&tokens);
-        let fresh = table.take_fresh();
-        let of_group = |group| fresh.iter().filter(move |page| page.group == group);
-        for group in 0..2 {
-            assert!(
-                of_group(group)
-                    .map(|page| page.key)
-                    .eq(chain.iter().copied())
-            );
-            let parents = of_group(group).map(|page| page.parent);
-            assert!(parents.eq([keys.parent(None), chain[0], chain[1]]));
-        }
-        assert_eq!(
-            pools.groups()[1].pool.usage().held,
-            4,
-            "three kept, one begun"
+        let (mut unwanted, _) = start(&pools, &tokens[..65]);
+        compute(&mut unwanted, &pools, &tokens[..65], 0);
+        drop(unwanted);
+        assert_eq!(pools.groups()[0].pool.unstored(), 0);
+
+        let (keys, named) = (
+            BlockKeys::new(&KEYS, b"salt"),
+            Storing::Each { named: true },
         );
-        assert_eq!(table.take_fresh().len(), 0);
+        let (mut table, _) = BlockTables::with_prefix(&pools, keys, &[], named);
+        compute(&mut table, &pools, &tokens, 0);
         // Who computes the same beside it fills nothing that is new.
-        let (mut other, _) = BlockTables::with_prefix(&pools, keys, &[]);
-        other.keep_fresh();
+        let (mut other, _) = BlockTables::with_prefix(&pools, keys, &[], named);
         compute(&mut other, &pools, &tokens, 0);
-        assert_eq!(other.take_fresh().len(), 0);
+        let chain = keys.chain(&tokens);
+        for group in pools.groups() {
+            let next = || group.pool.next_unstored(true).map(|(block, _)| block);
+            let blocks: Vec<FullBlock> = std::iter::from_fn(next).collect();
+            let parents = [keys.parent(None), chain[0], chain[1]];
+            let expected = (0..3).map(|depth| FullBlock {
+                key: chain[depth],
+                parent: parents[depth],
+                depth: depth as u32,
+                is_named: true,
+            });
+            assert!(blocks.into_iter().eq(expected));
+        }
     }
 
     #[test]
@@ -314,7 +315,7 @@ mod tests {
         let (mut table, _) = start(&pools, &tokens[..66]);
         compute(&mut table, &pools, &tokens[..66], 0);
         drop(table);
-        let (table, lacking) = BlockTables::to_fill(&pools, keys, &chain).unwrap();
+        let (table, lacking) = BlockTables::to_fill(&pools, keys, &chain, Storing::Never).unwrap();
         let of = |group, block| Lacking { group, block };
         assert_eq!(lacking, [of(0, 1), of(0, 2), of(0, 3), of(1, 3)]);
         assert_eq!(pools.longest_prefix(&chain), 1);
@@ -323,11 +324,11 @@ mod tests {
             table.seal_filled(page);
         }
         assert_eq!(pools.longest_prefix(&chain), 4);
-        let (again, _) = BlockTables::with_prefix(&pools, keys, &chain);
+        let (again, _) = BlockTables::with_prefix(&pools, keys, &chain, Storing::Never);
         drop(table);
         assert_eq!(again.held().collect::<Vec<_>>(), [4, 1]);
         let longer = keys.chain(&(0..320).collect::<Vec<_>>());
-        assert!(BlockTables::to_fill(&pools, keys, &longer).is_none());
+        assert!(BlockTables::to_fill(&pools, keys, &longer, Storing::Never).is_none());
         assert_eq!(pools.usage().held, 5, "nothing is kept of what cannot be");
     }
 

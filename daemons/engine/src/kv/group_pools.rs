@@ -154,7 +154,7 @@ pub fn longest_prefix(windows: &[Window], has: &[Vec<bool>]) -> usize {
 
 #[cfg(test)]
 mod tests {
-    use super::super::{BlockKeys, BlockTables, PAGE_TOKENS};
+    use super::super::{BlockKeys, BlockTables, PAGE_TOKENS, Storing};
     use super::*;
     use proptest::prelude::*;
 
@@ -169,7 +169,7 @@ mod tests {
         let none = || std::iter::empty::<Growth>();
         assert!(pools.admit(&chain, 256, none(), |_| 0).is_some());
         assert!(pools.admit(&chain, 257, none(), |_| 0).is_none());
-        let (mut tables, _) = BlockTables::with_prefix(&pools, keys, &[]);
+        let (mut tables, _) = BlockTables::with_prefix(&pools, keys, &[], Storing::Never);
         for _ in 0..3 {
             tables.grow(&pools, |_, _| Ok::<_, ()>(())).unwrap();
         }
@@ -215,7 +215,7 @@ mod tests {
                 }
                 if let Some(prefix) = admitted {
                     let prefix = &chain[..prefix];
-                    let (tables, cached) = BlockTables::with_prefix(&pools, keys, prefix);
+                    let (tables, cached) = BlockTables::with_prefix(&pools, keys, prefix, Storing::Never);
                     running.push((tables, tokens, cached));
                 }
                 for _ in 0..steps {

@@ -20,6 +20,9 @@ use std::{
 /// is dropped, and [`Self::lookup_beginning`] finds it for a sequence that begins its block the same way.
 /// Of the pages that follow one block the latest noted is found.
 ///
+/// A page that is sealed to be stored waits for that, in the order of sealing, until somebody takes it
+/// ([`Self::next_unstored`]); whoever could not store it puts it back. One that is given up before is lost.
+///
 /// The pool hands out the lowest free index, so that memory below a low watermark suffices. Cached
 /// pages are given up least recently used first, deeper blocks of one chain before its beginning
 /// (a block is of no use without those before it). Clones share the pool; it lives on the step
@@ -38,6 +41,12 @@ struct Inner {
     by_parent: HashMap<BlockKey, u32>,
     cached: BTreeSet<CacheRank>,
     tick: u64,
+    /// Full pages that are to be stored, the first one first.
+    unstored: BTreeSet<(u64, u32)>,
+    /// How often a page has been put there.
+    turns: u64,
+    /// Pages that were given up while they waited there.
+    lost: u64,
 }
 
 #[derive(Clone, Debug, Default)]
@@ -53,9 +62,21 @@ struct PageState {
 
 #[derive(Clone, Copy, Debug)]
 struct Sealed {
-    key: BlockKey,
+    block: FullBlock,
+    /// Since when it waits to be stored, if it does.
+    unstored: Option<u64>,
+}
+
+/// What a full page is to be known as.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct FullBlock {
+    pub key: BlockKey,
+    /// Key of the block before.
+    pub parent: BlockKey,
     /// Index of the block in its chain.
-    depth: u32,
+    pub depth: u32,
+    /// Of a conversation that has a name.
+    pub is_named: bool,
 }
 
 #[derive(Clone, Debug)]
@@ -108,6 +129,9 @@ impl PagePool {
                 by_parent: HashMap::new(),
                 cached: BTreeSet::new(),
                 tick: 0,
+                unstored: BTreeSet::new(),
+                turns: 0,
+                lost: 0,
             })),
         }
     }
@@ -193,6 +217,58 @@ impl PagePool {
             .collect()
     }
 
+    /// Takes the page that has waited longest to be stored, and keeps it. `also_idle`: also one that nobody
+    /// else holds, and that so cannot be given out meanwhile.
+    pub fn next_unstored(&self, also_idle: bool) -> Option<(FullBlock, PageRef)> {
+        let mut inner = self.inner.borrow_mut();
+        let is_meant =
+            |&&(_, page): &&(u64, u32)| also_idle || inner.pages[page as usize].holders > 0;
+        let next @ (_, page) = *inner.unstored.iter().find(is_meant)?;
+        inner.unstored.remove(&next);
+        let sealed = inner.pages[page as usize].sealed.as_mut()?;
+        sealed.unstored = None;
+        let block = sealed.block;
+        inner.hold(page);
+        drop(inner);
+        let mut page = self.share_of(page);
+        page.release = Release::Kept;
+        Some((block, page))
+    }
+
+    /// The page of `key` is to be stored after all: it waits again, behind all others.
+    pub fn not_stored(&self, key: &BlockKey) {
+        let mut inner = self.inner.borrow_mut();
+        if let Some(&page) = inner.by_key.get(key) {
+            inner.put_unstored(page);
+        }
+    }
+
+    /// Whatever was stored is not any more: every full page is to be.
+    pub fn none_stored(&self) {
+        let mut inner = self.inner.borrow_mut();
+        let mut pages: Vec<u32> = inner.by_key.values().copied().collect();
+        // The beginnings of chains first: without them nothing is of use.
+        pages.sort_by_key(|&page| (inner.pages[page as usize].depth(), page));
+        for page in pages {
+            inner.put_unstored(page);
+        }
+    }
+
+    /// How many pages wait to be stored.
+    pub fn unstored(&self) -> usize {
+        self.inner.borrow().unstored.len()
+    }
+
+    /// How many pages were given up while they waited to be stored, since the last time.
+    pub fn take_lost(&self) -> u64 {
+        std::mem::take(&mut self.inner.borrow_mut().lost)
+    }
+
+    /// Whether a page is held by one alone.
+    pub fn has_one_holder(&self, page: u32) -> bool {
+        self.inner.borrow().pages[page as usize].holders == 1
+    }
+
     /// Pages that `allocate` can hand out: free and cached ones.
     pub fn available(&self) -> usize {
         let inner = self.inner.borrow();
@@ -234,7 +310,11 @@ impl Inner {
     fn evict(&mut self) -> Option<u32> {
         let (.., page) = self.cached.pop_first()?;
         if let Some(sealed) = self.pages[page as usize].sealed.take() {
-            self.by_key.remove(&sealed.key);
+            self.by_key.remove(&sealed.block.key);
+            if let Some(turn) = sealed.unstored {
+                self.unstored.remove(&(turn, page));
+                self.lost += 1;
+            }
         }
         self.forget(page);
         Some(page)
@@ -284,19 +364,32 @@ impl Inner {
         }
     }
 
-    fn seal(&mut self, page: u32, key: BlockKey, depth: u32) -> bool {
+    fn seal(&mut self, page: u32, block: FullBlock, is_stored: bool) {
         // Two sequences may compute the same block side by side: the first one is kept for reuse,
         // the other stays its holder's own and is free when dropped.
-        match self.by_key.get(&key) {
+        match self.by_key.get(&block.key) {
             None => {
-                self.by_key.insert(key, page);
-                self.pages[page as usize].sealed = Some(Sealed { key, depth });
-                return true;
+                self.by_key.insert(block.key, page);
+                let unstored = None;
+                self.pages[page as usize].sealed = Some(Sealed { block, unstored });
+                if !is_stored {
+                    self.put_unstored(page);
+                }
             }
             Some(&first) if first != page => self.forget(page),
             Some(_) => {}
         }
-        false
+    }
+
+    fn put_unstored(&mut self, page: u32) {
+        let Some(sealed) = &mut self.pages[page as usize].sealed else {
+            return;
+        };
+        if sealed.unstored.is_none() {
+            self.turns += 1;
+            sealed.unstored = Some(self.turns);
+            self.unstored.insert((self.turns, page));
+        }
     }
 
     fn release(&mut self, page: u32, release: Release) {
@@ -321,7 +414,7 @@ impl Inner {
 impl PageState {
     /// Index of its block in its chain.
     fn depth(&self) -> u32 {
-        let sealed = self.sealed.map(|sealed| sealed.depth);
+        let sealed = self.sealed.map(|sealed| sealed.block.depth);
         let noted = self.noted.as_ref().map(|noted| noted.depth);
         sealed.or(noted).unwrap_or(0)
     }
@@ -333,10 +426,11 @@ impl PageRef {
         self.page
     }
 
-    /// The page is full: its content never changes again and serves every sequence whose block
-    /// `depth` has this key. Whether it is the first to do so.
-    pub fn seal(&self, key: BlockKey, depth: u32) -> bool {
-        self.pool.inner.borrow_mut().seal(self.page, key, depth)
+    /// The page is full: its content never changes again and serves every sequence that has this block.
+    /// `is_stored`: it is not to be stored, any more or at all.
+    pub fn seal(&self, block: FullBlock, is_stored: bool) {
+        let mut inner = self.pool.inner.borrow_mut();
+        inner.seal(self.page, block, is_stored);
     }
 
     /// Another share, which keeps the page from being given out and otherwise says nothing of it.
@@ -386,6 +480,16 @@ mod tests {
         BlockKeys::new(&[0; 32], &chain.to_le_bytes()).chain(&vec![1; n * 64])
     }
 
+    fn full(key: BlockKey, depth: u32) -> FullBlock {
+        let (parent, is_named) = (key, false);
+        FullBlock {
+            key,
+            parent,
+            depth,
+            is_named,
+        }
+    }
+
     #[test]
     fn lowest_page_first_and_back_again() {
         let pool = PagePool::new(3);
@@ -430,7 +534,7 @@ mod tests {
         assert_eq!((same(&[1]), same(&[7])), (None, Some((1, 1))));
 
         // A full one is found by either name, and by none once it is given up.
-        second.seal(key, 1);
+        second.seal(full(key, 1), true);
         drop(second);
         assert_eq!(pool.lookup(&[key])[0].page(), 1);
         let third = pool.allocate().unwrap();
@@ -453,7 +557,7 @@ mod tests {
         let pages: Vec<_> = (0..2).map(|_| pool.allocate().unwrap()).collect();
         for page in &pages {
             page.note(parent, 1, &[1; 64]);
-            page.seal(key, 1);
+            page.seal(full(key, 1), true);
         }
         drop(pages);
         assert_eq!((pool.usage().cached, pool.usage().free), (1, 1));
@@ -465,7 +569,7 @@ mod tests {
         let chain = keys(7, 3);
         let first: Vec<PageRef> = (0..2).map(|_| pool.allocate().unwrap()).collect();
         for (depth, page) in first.iter().enumerate() {
-            page.seal(chain[depth], depth as u32);
+            page.seal(full(chain[depth], depth as u32), true);
         }
         let shared = pool.lookup(&chain);
         assert_eq!(shared.len(), 2);
@@ -493,7 +597,7 @@ mod tests {
             let ks = keys(chain, 2);
             let pages: Vec<_> = ks.iter().map(|_| pool.allocate().unwrap()).collect();
             for (d, p) in pages.iter().enumerate() {
-                p.seal(ks[d], d as u32);
+                p.seal(full(ks[d], d as u32), true);
             }
             pool.tick();
             drop(pages);
@@ -522,7 +626,7 @@ mod tests {
         let chain = keys(1, 2);
         let pages: Vec<_> = (0..2).map(|_| pool.allocate().unwrap()).collect();
         for (depth, page) in pages.iter().enumerate() {
-            assert!(page.seal(chain[depth], depth as u32));
+            page.seal(full(chain[depth], depth as u32), true);
         }
         let kept = pages[0].keep();
         // A window passes the first; the second is deeper, and would go first otherwise.
@@ -537,12 +641,49 @@ mod tests {
     }
 
     #[test]
+    fn a_full_page_waits_to_be_stored_until_it_is_or_is_lost() {
+        let pool = PagePool::new(3);
+        let chain = keys(1, 3);
+        let pages: Vec<_> = (0..3).map(|_| pool.allocate().unwrap()).collect();
+        for (depth, page) in pages.iter().enumerate() {
+            page.seal(full(chain[depth], depth as u32), depth == 1);
+        }
+        let next = |also_idle| pool.next_unstored(also_idle);
+        let (block, first) = next(false).unwrap();
+        assert_eq!((block.key, first.page()), (chain[0], 0));
+        pool.not_stored(&chain[0]);
+        // Whoever puts back what waits already changes nothing.
+        pool.not_stored(&chain[0]);
+        drop(first);
+        assert_eq!(next(false).map(|(block, _)| block.key), Some(chain[2]));
+        assert_eq!(pool.unstored(), 1);
+        drop(pages);
+        assert!(next(false).is_none(), "nobody else holds it");
+        let (block, kept) = next(true).unwrap();
+        assert_eq!(block.key, chain[0]);
+        assert!(pool.has_one_holder(kept.page()));
+        drop(kept);
+        assert_eq!((pool.unstored(), pool.take_lost()), (0, 0));
+
+        pool.none_stored();
+        assert_eq!(pool.unstored(), 3);
+        let all: Vec<_> = (0..2).map(|_| pool.allocate().unwrap()).collect();
+        assert_eq!((pool.unstored(), pool.take_lost()), (1, 2));
+        let kept = next(true).map(|(block, _)| block.key);
+        assert_eq!(kept, Some(chain[0]), "the deepest are given up first");
+        drop(all);
+        // What is not full any more is not put back.
+        pool.not_stored(&chain[2]);
+        assert_eq!((pool.unstored(), pool.take_lost()), (0, 0));
+    }
+
+    #[test]
     fn a_block_computed_twice_is_kept_once() {
         let pool = PagePool::new(2);
         let key = keys(1, 1);
         let (a, b) = (pool.allocate().unwrap(), pool.allocate().unwrap());
-        a.seal(key[0], 0);
-        b.seal(key[0], 0);
+        a.seal(full(key[0], 0), true);
+        b.seal(full(key[0], 0), true);
         drop(b);
         drop(a);
         assert_eq!(
@@ -560,7 +701,7 @@ mod tests {
         /// Whatever is allocated, sealed, looked up and dropped: no page is lost or held twice by
         /// accident, and every found block is the one that was sealed under its key.
         #[test]
-        fn no_page_is_lost(ops in prop::collection::vec((0u8..5, 0u32..4, 1usize..5), 1..200)) {
+        fn no_page_is_lost(ops in prop::collection::vec((0u8..6, 0u32..4, 1usize..5), 1..200)) {
             let pool = PagePool::new(9);
             let mut tables: Vec<(u32, Vec<PageRef>)> = Vec::new();
             let mut sealed: HashMap<BlockKey, u32> = HashMap::new();
@@ -576,7 +717,7 @@ mod tests {
                             let Some(page) = pool.allocate() else { break };
                             sealed.retain(|_, p| *p != page.page());
                             let d = pages.len();
-                            page.seal(ks[d], d as u32);
+                            page.seal(full(ks[d], d as u32), n % 2 == 0);
                             if pool.peek(&ks[..=d]).0 == d + 1 {
                                 sealed.entry(ks[d]).or_insert(page.page());
                             }
@@ -588,6 +729,10 @@ mod tests {
                         sealed.retain(|_, p| *p != page.page());
                         tables.push((99, vec![page]));
                     } }
+                    4 => { if let Some((block, page)) = pool.next_unstored(true) {
+                        prop_assert_eq!(sealed.get(&block.key), Some(&page.page()));
+                        if n > 2 { pool.not_stored(&block.key) }
+                    } }
                     3 => { if !tables.is_empty() { tables.remove(n % tables.len()); } }
                     _ => pool.tick(),
                 }
@@ -596,6 +741,7 @@ mod tests {
                 let usage = pool.usage();
                 prop_assert_eq!(usage.held, held.len());
                 prop_assert_eq!(usage.held + usage.cached + usage.free, 9);
+                prop_assert!(pool.unstored() <= usage.held + usage.cached);
                 prop_assert_eq!(pool.available(), usage.cached + usage.free);
             }
             tables.clear();

@@ -5,8 +5,8 @@ use super::{
 };
 use crate::{
     kv::{
-        BlockKey, BlockTables, FreshPage, GroupPool, GroupPools, Lacking, PAGE_TOKENS, PageRef,
-        PoolUse, Window, longest_prefix,
+        BlockKey, BlockTables, FullBlock, GroupPool, GroupPools, Lacking, PAGE_TOKENS, PageRef,
+        PoolUse, Storing, Window, longest_prefix,
     },
     metrics::EngineMetrics,
     scheduler::{
@@ -32,8 +32,8 @@ pub struct RosterLimits {
     /// Window and pages of each KV group.
     pub groups: Vec<(Window, usize)>,
     pub reservations: Reservations,
-    /// Pages that become full are wanted, see [`Roster::take_fresh`].
-    pub keeps_fresh: bool,
+    /// Pages that become full are to be stored, see [`Roster::lend_unstored`].
+    pub stores_pages: bool,
 }
 
 /// Pages that a sequence has for others to fill.
@@ -105,16 +105,23 @@ impl Roster {
         &mut self,
         ask: impl FnOnce(SequenceId, &[BlockKey], Vec<Vec<bool>>) -> Option<Instant>,
     ) {
-        let Some(sequence) = self.waiting.last_mut() else {
-            return;
-        };
+        if let Some(last) = self.waiting.len().checked_sub(1) {
+            self.look_up_one(last, ask);
+        }
+    }
+
+    fn look_up_one(
+        &mut self,
+        index: usize,
+        ask: impl FnOnce(SequenceId, &[BlockKey], Vec<Vec<bool>>) -> Option<Instant>,
+    ) {
+        let sequence = &mut self.waiting[index];
         let chain = &sequence.chain;
-        if self.pools.longest_prefix(chain) == chain.len() {
-            return;
-        }
-        if let Some(until) = ask(sequence.new.id, chain, self.pools.has(chain)) {
-            sequence.stored = Lookup::Asked(until);
-        }
+        let is_whole = self.pools.longest_prefix(chain) == chain.len();
+        sequence.stored = (!is_whole)
+            .then(|| ask(sequence.new.id, chain, self.pools.has(chain)))
+            .flatten()
+            .map_or(Lookup::NotAsked, Lookup::Asked);
     }
 
     /// A sequence that waits to know what is stored waits until then.
@@ -139,7 +146,7 @@ impl Roster {
         let waiting = self.waiting.iter_mut();
         waiting.filter_map(|sequence| match &mut sequence.stored {
             Lookup::Asked(until) => Some((sequence.new.id, until)),
-            Lookup::NotAsked | Lookup::Found(_) => None,
+            Lookup::NotAsked | Lookup::Wanted | Lookup::Found(_) => None,
         })
     }
 
@@ -201,12 +208,10 @@ impl Roster {
         }
         let chain = &running.sequence.chain;
         let prefix = self.pools.longest_prefix(chain);
-        let (tables, computed) = begin(&self.pools, &running.sequence, prefix, copy);
+        let storing = storing(&self.limits, &running.sequence);
+        let (tables, computed) = begin(&self.pools, &running.sequence, prefix, storing, copy);
         // Held until the new ones hold what they share.
         running.tables = tables;
-        if self.limits.keeps_fresh {
-            running.tables.keep_fresh();
-        }
         running.computed = computed;
         let of = |source| {
             let blocks = filling.sources.iter().take(prefix);
@@ -224,20 +229,65 @@ impl Roster {
                     .began
                     .map_or(Duration::ZERO, |at| now.saturating_duration_since(at)),
         };
-        outbox.push(&running.sequence.new, brought);
+        // What comes back after it gave way is no news of its prompt.
+        if running.sequence.tokens_cached.is_none() {
+            outbox.push(&running.sequence.new, brought);
+        }
         tell_start(&mut running.sequence, computed, &self.metrics, outbox);
     }
 
-    /// Hands `lend` the pages that have become full since the last time, each with whether its conversation
-    /// has a name. They are held from then on until [`Self::release_lent`].
-    pub fn lend_fresh(&mut self, mut lend: impl FnMut(&FreshPage, bool)) {
-        for running in &mut self.running {
-            let is_named = !running.sequence.new.session_id.is_empty();
-            for fresh in running.tables.take_fresh() {
-                lend(&fresh, is_named);
-                self.lent.push((fresh.group, fresh.page));
+    /// Hands `lend` at most `most` pages that wait to be stored, each with its group. They are held from then
+    /// on until [`Self::release_lent`], and are stored unless [`Self::not_stored`] says otherwise.
+    ///
+    /// While pages are scarce only such as sequences hold anyway.
+    pub fn lend_unstored(&mut self, most: usize, mut lend: impl FnMut(usize, FullBlock, u32)) {
+        let also_idle = !self.is_short_of_pages();
+        let mut left = most;
+        for (index, group) in self.pools.groups().iter().enumerate() {
+            // A group whose windows pass fills pages as fast as any other.
+            let next = || group.pool.next_unstored(also_idle);
+            for (block, page) in std::iter::from_fn(next).take(left) {
+                lend(index, block, page.page());
+                self.lent.push((index, page));
+                left -= 1;
             }
         }
+    }
+
+    /// The page of a block was not stored: it waits for it again.
+    pub fn not_stored(&mut self, group: usize, key: &BlockKey) {
+        self.pools.groups()[group].pool.not_stored(key);
+    }
+
+    /// Nothing is stored any more of what was.
+    pub fn none_stored(&mut self) {
+        for group in self.pools.groups() {
+            group.pool.none_stored();
+        }
+    }
+
+    /// How many pages wait to be stored.
+    pub fn unstored(&self) -> usize {
+        let groups = self.pools.groups().iter();
+        groups.map(|group| group.pool.unstored()).sum()
+    }
+
+    /// How many sequences wait for what is stored.
+    pub fn restoring(&self) -> usize {
+        let asked = |sequence: &&Sequence| matches!(sequence.stored, Lookup::Asked(_));
+        let is_filled = |running: &&Running| running.filling.is_some();
+        self.waiting.iter().filter(asked).count() + self.running.iter().filter(is_filled).count()
+    }
+
+    /// How many pages were given up before they were stored, since the last time.
+    pub fn take_lost(&self) -> u64 {
+        let groups = self.pools.groups().iter();
+        groups.map(|group| group.pool.take_lost()).sum()
+    }
+
+    /// Whether a page that is lent would be free if it came back.
+    pub fn is_kept_by_loan(&self, group: usize, page: u32) -> bool {
+        self.pools.groups()[group].pool.has_one_holder(page)
     }
 
     /// Gives back pages that nobody else has any more.
@@ -287,11 +337,13 @@ impl Roster {
         (before.0 - self.waiting.len(), before.1 - self.running.len())
     }
 
-    /// Starts waiting sequences while slots and pages last; how many. `copy` makes a new page of a group
-    /// usable, the third, with the content of another, the second.
+    /// Starts waiting sequences while slots and pages last; how many. `ask`: as of [`Self::look_up`], for those
+    /// that gave way and could start again. `copy` makes a new page of a group usable, the third, with the
+    /// content of another, the second.
     pub fn admit<E>(
         &mut self,
         outbox: &mut Outbox,
+        mut ask: impl FnMut(SequenceId, &[BlockKey], Vec<Vec<bool>>) -> Option<Instant>,
         mut copy: impl FnMut(usize, u32, u32) -> Result<(), E>,
     ) -> usize {
         let before = self.running.len();
@@ -299,23 +351,30 @@ impl Roster {
             let Some((index, prefix)) = self.choose_next() else {
                 break;
             };
+            if matches!(self.waiting[index].stored, Lookup::Wanted) {
+                self.look_up_one(index, &mut ask);
+                if matches!(self.waiting[index].stored, Lookup::Asked(_)) {
+                    continue;
+                }
+            }
             let mut sequence = self.waiting.remove(index);
             let stored = std::mem::replace(&mut sequence.stored, Lookup::NotAsked);
+            let storing = storing(&self.limits, &sequence);
             let filling = match stored {
-                Lookup::Found(stored) => begin_filling(&self.pools, &sequence, prefix, stored),
-                Lookup::NotAsked | Lookup::Asked(_) => None,
+                Lookup::Found(stored) => {
+                    begin_filling(&self.pools, &sequence, prefix, storing, stored)
+                }
+                Lookup::NotAsked | Lookup::Wanted | Lookup::Asked(_) => None,
             };
-            let (filling, mut tables, computed) = match filling {
+            let (filling, tables, computed) = match filling {
                 Some((filling, tables)) => (Some(filling), tables, 0),
                 None => {
-                    let (tables, computed) = begin(&self.pools, &sequence, prefix, &mut copy);
+                    let (tables, computed) =
+                        begin(&self.pools, &sequence, prefix, storing, &mut copy);
                     tell_start(&mut sequence, computed, &self.metrics, outbox);
                     (None, tables, computed)
                 }
             };
-            if self.limits.keeps_fresh {
-                tables.keep_fresh();
-            }
             let slot = free_slot(&self.running);
             let at = self
                 .running
@@ -583,16 +642,26 @@ impl Roster {
     }
 }
 
+/// What becomes of the full pages of a sequence.
+fn storing(limits: &RosterLimits, sequence: &Sequence) -> Storing {
+    let named = !sequence.new.session_id.is_empty();
+    match limits.stores_pages {
+        true => Storing::Each { named },
+        false => Storing::Never,
+    }
+}
+
 /// Tables for a sequence that go on behind the first `prefix` blocks of its chain, and how many of its tokens
 /// need no computing.
 fn begin<E>(
     pools: &GroupPools,
     sequence: &Sequence,
     prefix: usize,
+    storing: Storing,
     copy: impl FnMut(usize, u32, u32) -> Result<(), E>,
 ) -> (BlockTables, usize) {
-    let keys = sequence.new.blocks.keys;
-    let (mut tables, blocks) = BlockTables::with_prefix(pools, keys, &sequence.chain[..prefix]);
+    let (keys, prefix) = (sequence.new.blocks.keys, &sequence.chain[..prefix]);
+    let (mut tables, blocks) = BlockTables::with_prefix(pools, keys, prefix, storing);
     // At least one token is left: the logits after it are wanted.
     let wanted = &sequence.tokens[blocks..sequence.tokens.len() - 1];
     let computed = blocks + tables.begin_as(pools, wanted, copy);
@@ -604,6 +673,7 @@ fn begin_filling(
     pools: &GroupPools,
     sequence: &Sequence,
     prefix: usize,
+    storing: Storing,
     stored: Stored,
 ) -> Option<(Filling, BlockTables)> {
     let chain = &sequence.chain;
@@ -618,7 +688,7 @@ fn begin_filling(
         return None;
     }
     let keys = sequence.new.blocks.keys;
-    let (tables, lacking) = BlockTables::to_fill(pools, keys, &chain[..blocks])?;
+    let (tables, lacking) = BlockTables::to_fill(pools, keys, &chain[..blocks], storing)?;
     let mut sources = vec![Source::Engine; blocks];
     for &Lacking { group, block } in &lacking {
         let page = stored.blocks[group][block].as_ref()?;

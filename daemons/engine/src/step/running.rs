@@ -91,6 +91,8 @@ impl Sequence {
 pub enum Lookup {
     /// Nothing, and nothing will come.
     NotAsked,
+    /// It is to be asked before it starts.
+    Wanted,
     /// It waits for the answer until then, and does not start before.
     Asked(Instant),
     Found(Stored),
@@ -288,7 +290,8 @@ impl Running {
         since.map(|since| now.saturating_duration_since(since))
     }
 
-    /// Gives its pages back, full ones for whoever can reuse them first of all itself, and waits again.
+    /// Gives its pages back, full ones for whoever can reuse them first of all itself, and waits again: those
+    /// that others take in the meantime may be stored.
     pub fn give_way(self) -> Sequence {
         let mut sequence = self.sequence;
         let reusable = BlockKeys::reusable(&sequence.tokens).len() / crate::kv::PAGE_TOKENS;
@@ -297,6 +300,7 @@ impl Running {
             sequence.chain = sealed.to_vec();
         }
         sequence.gave_way += 1;
+        sequence.stored = Lookup::Wanted;
         sequence
     }
 
@@ -334,7 +338,7 @@ impl Running {
 mod tests {
     use super::*;
     use crate::{
-        kv::{GroupPools, PAGE_TOKENS, PromptBlocks, Window},
+        kv::{GroupPools, PAGE_TOKENS, PromptBlocks, Storing, Window},
         scheduler::{Ownership, Priority, Work},
         sequence::{EventSink, SequenceControl, SequenceId},
     };
@@ -376,7 +380,7 @@ mod tests {
             submitted_at: Instant::now(),
         };
         let keys = new.blocks.keys;
-        let (mut tables, _) = BlockTables::with_prefix(&pools, keys, &[]);
+        let (mut tables, _) = BlockTables::with_prefix(&pools, keys, &[], Storing::Never);
         while tables.blocks() * PAGE_TOKENS < prompt_tokens + 16 {
             tables.grow(&pools, |_, _| Ok::<_, Infallible>(())).unwrap();
         }

@@ -39,6 +39,11 @@ impl Arena {
         })
     }
 
+    /// Names it among all there ever were.
+    pub fn id(&self) -> &[u8] {
+        &self.id
+    }
+
     pub fn is(&self, attached: &AttachResponse) -> bool {
         self.id == attached.arena_id
     }

@@ -1,6 +1,6 @@
 use super::mirror_choice::Source;
 use crate::{
-    kv::{BlockKey, Lacking},
+    kv::{BlockKey, FullBlock, Lacking},
     metrics::TierMetrics,
     sequence::SequenceId,
 };
@@ -15,14 +15,14 @@ use tokio::sync::Notify;
 use vitriol_kernels_cpu::{PageFill, PageRead};
 use vitriol_proto::kvtier::v1::{Pinned, Ticket};
 
-/// Pages that may wait to be stored; one more is not. They are held as long as they wait.
+/// Pages that are lent to be stored at once; they are held as long.
 pub const SPILLS_MAX: usize = 64;
 
 /// Where the step thread and the tier's meet: jobs one way, answers the other. Neither waits for the other:
 /// the lock is held to move a job, and no job is dropped under it, since a job that ends answers.
 ///
-/// Every look and every fill is answered exactly once, whatever becomes of it or of the tier's thread. There
-/// are no more of them than sequences, and the desk takes no jobs while no tier is attached.
+/// Every job is answered exactly once, whatever becomes of it or of the tier's thread. There are no more looks
+/// and fills than sequences, and the desk takes no jobs while no tier is attached.
 #[derive(Debug)]
 pub struct Desk {
     inner: Mutex<Inner>,
@@ -40,6 +40,8 @@ struct Inner {
     attached: bool,
     closing: bool,
     spills: VecDeque<Spill>,
+    /// Pages lent to be stored, those that the tier's thread works on included.
+    spills_lent: usize,
     looks: VecDeque<Look>,
     fills: VecDeque<Fill>,
     releases: Vec<(SessionNumber, Vec<Ticket>)>,
@@ -59,6 +61,9 @@ pub struct Spill {
     pub page: PageRead,
     /// The conversation names itself, so it is likely to go on.
     pub of_session: bool,
+    /// It need not be offered again.
+    pub is_done: bool,
+    desk: Arc<Desk>,
 }
 
 /// What there is of a chain?
@@ -145,6 +150,10 @@ pub enum Answer {
         sequence: SequenceId,
         whole: Vec<Lacking>,
     },
+    /// A page could not be stored.
+    NotStored { group: usize, key: BlockKey },
+    /// What had been stored is gone.
+    NoneStored,
 }
 
 /// What the tier's thread does next, the most urgent first.
@@ -235,25 +244,52 @@ impl Desk {
         }
     }
 
-    /// Has pages stored, as many as there is room for; the others are counted.
-    pub fn spill(&self, pages: Vec<Spill>) {
-        let mut refused = Vec::new();
-        let mut inner = self.inner();
-        for page in pages {
-            match inner.attached && inner.spills.len() < SPILLS_MAX {
-                true => inner.spills.push_back(page),
-                false => refused.push(page),
-            }
-        }
-        drop(inner);
-        self.metrics.pages_dropped.inc_by(refused.len() as u64);
-        self.work.notify_one();
+    /// How many pages are lent to be stored.
+    pub fn spills_lent(&self) -> usize {
+        self.inner().spills_lent
     }
 
-    /// Forgets the pages that wait to be stored: they are wanted otherwise.
-    pub fn drop_spills(&self) {
-        let spills = mem::take(&mut self.inner().spills);
-        self.metrics.pages_dropped.inc_by(spills.len() as u64);
+    /// How many pages it takes to be stored.
+    pub fn room_for_spills(&self) -> usize {
+        let inner = self.inner();
+        match inner.attached {
+            true => SPILLS_MAX.saturating_sub(inner.spills_lent),
+            false => 0,
+        }
+    }
+
+    /// Has the page of a block stored.
+    pub fn spill(self: &Arc<Self>, group: usize, block: &FullBlock, page: PageRead) {
+        let spill = Spill {
+            key: block.key,
+            parent: block.parent,
+            group,
+            page,
+            of_session: block.is_named,
+            is_done: false,
+            desk: Arc::clone(self),
+        };
+        let mut inner = self.inner();
+        inner.spills_lent += 1;
+        if inner.attached {
+            inner.spills.push_back(spill);
+            drop(inner);
+            self.work.notify_one();
+        } else {
+            drop(inner);
+            drop(spill);
+        }
+    }
+
+    /// Gives back the pages that wait to be stored of which `is_wanted` says so.
+    pub fn withdraw_spills(&self, is_wanted: impl Fn(&Spill) -> bool) {
+        let withdrawn: VecDeque<Spill> = {
+            let spills = &mut self.inner().spills;
+            let (withdrawn, stay) = mem::take(spills).into_iter().partition(is_wanted);
+            *spills = stay;
+            withdrawn
+        };
+        drop(withdrawn);
     }
 
     /// What has been answered since the last time.
@@ -281,7 +317,7 @@ impl Desk {
             inner.releases.clear();
             (mem::take(&mut inner.looks), mem::take(&mut inner.fills))
         };
-        self.drop_spills();
+        self.withdraw_spills(|_| true);
         drop((looks, fills));
     }
 
@@ -340,6 +376,16 @@ impl Desk {
 
     fn inner(&self) -> MutexGuard<'_, Inner> {
         self.inner.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl Drop for Spill {
+    fn drop(&mut self) {
+        self.desk.inner().spills_lent -= 1;
+        if !self.is_done {
+            let (group, key) = (self.group, self.key);
+            self.desk.answer(Answer::NotStored { group, key });
+        }
     }
 }
 

@@ -1,12 +1,12 @@
 use super::{TierPlace, arena::Arena, desk::SessionNumber};
 use std::{io, time::Duration};
 use tokio::{io::AsyncWriteExt, time::timeout};
-use tonic::{Response, Status, transport::Channel};
+use tonic::{Response, Status, Streaming, transport::Channel};
 use vitriol_ipc::{connect, connect_stream, receive_descriptor};
 use vitriol_proto::kvtier::v1::{
-    AttachRequest, AttachResponse, Found, LoadRequest, LookupRequest, Origin, Record, RecordName,
-    ReleaseRequest, ReserveRequest, Reserved, SealRequest, Sealed, Session as SessionName, Ticket,
-    found, kv_tier_client::KvTierClient, reserved,
+    AttachRequest, AttachResponse, Event, EventsRequest, Found, LoadRequest, LookupRequest, Origin,
+    Record, RecordName, ReleaseRequest, ReserveRequest, Reserved, SealRequest, Sealed,
+    Session as SessionName, Ticket, found, kv_tier_client::KvTierClient, reserved,
 };
 use vitriol_shm::{Memfd, MemfdError};
 use xxhash_rust::xxh3::xxh3_64;
@@ -54,6 +54,8 @@ pub struct Session {
     pub number: SessionNumber,
     pub arena: Arena,
     call_max: Duration,
+    /// Ends when kvtier does.
+    events: Streaming<Event>,
 }
 
 impl Session {
@@ -77,15 +79,31 @@ impl Session {
             None => redeem(place, &attached).await?,
         };
         let name = attached.session.unwrap_or_default();
+        let events = client.events(EventsRequest {});
+        let events = answer("Events", place.call_max, events).await?;
         let mut session = Self {
             client,
             name,
             number,
             arena,
             call_max: place.call_max,
+            events,
         };
         session.test_itself().await?;
         Ok(session)
+    }
+
+    /// Comes back when kvtier has ended, which is heard of while no call is made, too.
+    pub async fn ended(&mut self) -> Lost {
+        let cause = loop {
+            match self.events.message().await {
+                Ok(Some(_)) => {}
+                Ok(None) => break "it has ended".to_owned(),
+                Err(status) => break format!("{:?}: {}", status.code(), status.message()),
+            }
+        };
+        let call = "Events";
+        Lost { call, cause }
     }
 
     /// Slots for `records`, one or none for each.

@@ -48,6 +48,8 @@ pub struct Worker {
     desk: Arc<Desk>,
     sessions: SessionNumber,
     mirror_bytes_per_second: Option<f64>,
+    /// Id of the arena that had what was stored.
+    arena_id: Vec<u8>,
     alarm: Alarm,
 }
 
@@ -89,6 +91,7 @@ impl Worker {
             desk,
             sessions: 0,
             mirror_bytes_per_second: None,
+            arena_id: Vec::new(),
             alarm: Alarm::new(),
         }
     }
@@ -146,6 +149,10 @@ impl Worker {
         if !layout.can_be_numbered() {
             return Err(AttachError::Slots { slot_bytes });
         }
+        if session.arena.id() != self.arena_id {
+            self.arena_id = session.arena.id().to_vec();
+            self.desk.answer(Answer::NoneStored);
+        }
         Ok((session, layout))
     }
 
@@ -155,7 +162,16 @@ impl Worker {
         self.desk.metrics.attached.set(1);
         loop {
             let Some(job) = self.desk.next(SPILLS_PER_CALL) else {
-                self.desk.work.notified().await;
+                let lost = tokio::select! {
+                    () = self.desk.work.notified() => None,
+                    lost = session.ended() => Some(lost),
+                };
+                if let Some(lost) = lost {
+                    let Some(attached) = self.attach_again(session, &lost).await else {
+                        return;
+                    };
+                    (session, layout) = attached;
+                }
                 continue;
             };
             let done = match job {
@@ -169,7 +185,7 @@ impl Worker {
                     self.fill(&session, &layout, fill);
                     Ok(())
                 }
-                Job::Spill(pages) => self.spill(&mut session, &layout, &pages).await,
+                Job::Spill(pages) => self.spill(&mut session, &layout, pages).await,
                 Job::Look(mut look) => match self.look(&mut session, &layout, &look).await {
                     // kvtier may have been started anew since it was asked last.
                     Err(lost) => {
@@ -223,7 +239,7 @@ impl Worker {
         &mut self,
         session: &mut Session,
         layout: &RecordLayout,
-        pages: &[Spill],
+        mut pages: Vec<Spill>,
     ) -> Result<(), Lost> {
         let began = Instant::now();
         let speed = self.desk.prefill_speed().unwrap_or(PREFILL_UNKNOWN);
@@ -257,24 +273,26 @@ impl Worker {
                 let range = layout.range(page.group, part);
                 let length = range.len() as u64;
                 let ticket = match reserved {
-                    Some(reserved::Kind::Ticket(ticket)) => Some(ticket),
-                    Some(reserved::Kind::Declined(why)) if is_there(why) => continue,
-                    Some(reserved::Kind::Declined(_)) | None => None,
+                    Some(reserved::Kind::Ticket(ticket)) => ticket,
+                    Some(reserved::Kind::Declined(why)) => {
+                        fates[index] = fates[index].max(Fate::of_declined(why));
+                        continue;
+                    }
+                    None => {
+                        fates[index] = Fate::Failed;
+                        continue;
+                    }
                 };
-                let written = ticket.and_then(|ticket| {
-                    let xxh3 = session.arena.write(&ticket, &page.page, range)?;
-                    Some((Some(ticket), xxh3))
-                });
-                match written {
-                    Some((ticket, xxh3)) => {
+                match session.arena.write(&ticket, &page.page, range) {
+                    Some(xxh3) => {
                         sealed.push(Sealed {
-                            ticket,
+                            ticket: Some(ticket),
                             length,
                             xxh3,
                         });
                         of.push((index, length));
                     }
-                    None => fates[index] = Fate::Dropped,
+                    None => fates[index] = Fate::Failed,
                 }
             }
             for ((index, length), is_sealed) in of.into_iter().zip(session.seal(sealed).await?) {
@@ -283,16 +301,19 @@ impl Worker {
                         bytes += length;
                         fates[index] = fates[index].max(Fate::Spilled);
                     }
-                    false => fates[index] = Fate::Dropped,
+                    false => fates[index] = Fate::Failed,
                 }
             }
         }
+        for (page, &fate) in pages.iter_mut().zip(&fates) {
+            page.is_done = fate != Fate::Failed;
+        }
         let count = |fate| fates.iter().filter(|&&of| of == fate).count() as u64;
-        let (spilled, dropped) = (count(Fate::Spilled), count(Fate::Dropped));
+        let spilled = count(Fate::Spilled);
         let metrics = &self.desk.metrics;
         metrics.pages_spilled.inc_by(spilled);
         metrics.bytes_spilled.inc_by(bytes);
-        metrics.pages_dropped.inc_by(dropped);
+        metrics.pages_dropped.inc_by(count(Fate::Declined));
         metrics.spill_seconds.inc_by(began.elapsed().as_secs_f64());
         self.alarm.spilled += spilled;
         Ok(())
@@ -460,19 +481,26 @@ impl Drop for Worker {
     }
 }
 
-/// What came of a page that was to be stored; what came of one part counts for all in this order.
+/// What came of a page that was to be stored; of its parts' the last of these counts.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 enum Fate {
     /// All of it had been before.
     Stored,
     Spilled,
-    Dropped,
+    /// Kvtier does not want it, now or ever.
+    Declined,
+    /// It may be stored another time.
+    Failed,
 }
 
-/// Nothing was lost: somebody else has stored it, or is about to.
-fn is_there(why: i32) -> bool {
-    [Declined::Stored, Declined::BeingWritten]
-        .contains(&Declined::try_from(why).unwrap_or_default())
+impl Fate {
+    fn of_declined(why: i32) -> Self {
+        match Declined::try_from(why).unwrap_or_default() {
+            Declined::Stored => Self::Stored,
+            Declined::NotWorth | Declined::TooLong => Self::Declined,
+            Declined::BeingWritten | Declined::Full | Declined::Unspecified => Self::Failed,
+        }
+    }
 }
 
 fn note_pin(stored: &mut Stored, kind: &Option<found::Kind>) {

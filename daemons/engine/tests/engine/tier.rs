@@ -407,6 +407,52 @@ fn kvtier_may_go_and_come_back() {
 }
 
 #[test]
+fn what_was_computed_while_kvtier_was_away_is_stored_when_it_comes() {
+    let mut kvtier = KvTier::start();
+    kvtier.kill();
+    let engine = engine(WINDOWED, pages_of(WINDOWED), Some(kvtier.place()));
+    let first = request(5, PROMPT, ANSWER);
+    let answer = run(&engine, &first).tokens;
+    kvtier.start_again();
+    until_stored(&engine, BLOCKS);
+    drop(engine);
+    let engine = attached(WINDOWED, pages_of(WINDOWED), &kvtier);
+    let second = next_turn(first, &answer);
+    assert_eq!(run(&engine, &second).arena, BLOCKS);
+
+    // Another arena has nothing of what the one before had; the engine still has.
+    let before = engine.metrics.tier.pages_spilled.get();
+    kvtier.kill();
+    fs::remove_dir_all(kvtier.directory.path().join(".local/state")).unwrap();
+    kvtier.start_again();
+    until(&engine, "all stored again", |tier| {
+        tier.pages_spilled.get() >= 2 * before && tier.pages_waiting.get() == 0
+    });
+    drop(engine);
+    let engine = attached(WINDOWED, pages_of(WINDOWED), &kvtier);
+    let heard = run(&engine, &second);
+    assert!(heard.arena >= BLOCKS, "{heard:?}");
+}
+
+#[test]
+fn who_gave_way_gets_its_pages_back_from_the_arena() {
+    let kvtier = KvTier::start();
+    let requests = [1, 2].map(|seed| request(seed, 250, 260));
+    let plenty = engine(FULL, pages_of(FULL), None);
+    let expected = requests
+        .clone()
+        .map(|request| run(&plenty, &request).tokens);
+    // Both can start, and only one can grow to its end.
+    let engine = attached(FULL, &[12], &kvtier);
+    let running = requests.map(|request| engine.generate(request).unwrap());
+    assert_eq!(running.map(|running| hear(running).tokens), expected);
+    assert!(engine.metrics.preemptions.get() > 0, "nobody gave way");
+    let brought = engine.metrics.tier.tokens_arena.get();
+    assert!(brought as usize >= PAGE_TOKENS, "{brought} tokens brought");
+    no_page_is_held(&engine);
+}
+
+#[test]
 fn a_kvtier_that_hangs_keeps_nobody() {
     let kvtier = KvTier::start();
     let (second, expected) = first_turn(FULL, &kvtier);

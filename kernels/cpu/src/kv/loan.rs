@@ -116,6 +116,12 @@ impl PageRead {
         }
     }
 
+    /// Index of the page.
+    #[must_use]
+    pub fn page(&self) -> u32 {
+        self.page
+    }
+
     /// Bytes of the page over all layers and both sides.
     #[must_use]
     pub fn page_len(&self) -> usize {

@@ -100,7 +100,7 @@ impl World {
             bounds,
             groups: groups.clone(),
             reservations,
-            keeps_fresh: false,
+            stores_pages: false,
         };
         let cost = |random: &mut Seed, low: f64, high: f64| {
             low + (high - low) * random.below(1000) as f64 / 1000.0
@@ -224,7 +224,7 @@ impl World {
             rows.insert((group, to), content);
             Ok(())
         };
-        self.starts += self.roster.admit(&mut self.outbox, copy);
+        self.starts += self.roster.admit(&mut self.outbox, |_, _, _| None, copy);
         let worked = self.step();
         self.outbox.flush();
         for client in self.clients.values_mut() {
