@@ -12,12 +12,12 @@ use std::time::Duration;
 
 use vitriol_chassis::Exit;
 
-/// Delay before the first restart; doubles with every further one.
+/// Delay before the second restart in a row, the first being made at once; doubles with every further one.
 pub const BACKOFF_MIN: Duration = Duration::from_millis(200);
 /// Longest delay before a restart.
 pub const BACKOFF_MAX: Duration = Duration::from_secs(10);
-/// A daemon that was ready for this long starts over with the shortest delay.
-pub const HEALTHY_AFTER: Duration = Duration::from_secs(30);
+/// A daemon that was ready for this long starts over without a delay.
+pub const HEALTHY_AFTER: Duration = Duration::from_secs(5);
 /// Starts in a row without becoming ready even once, after which the first start is given up.
 pub const FIRST_STARTS_MAX: u32 = 5;
 
@@ -273,8 +273,13 @@ impl Supervisor {
 
 /// Delay before the `restarts`-th restart in a row.
 fn backoff(restarts: u32) -> Duration {
-    let doublings = restarts.saturating_sub(1).min(16);
-    BACKOFF_MIN.saturating_mul(1 << doublings).min(BACKOFF_MAX)
+    match restarts.checked_sub(2) {
+        None => Duration::ZERO,
+        Some(doublings) => {
+            let delay = BACKOFF_MIN.saturating_mul(1 << doublings.min(16));
+            delay.min(BACKOFF_MAX)
+        }
+    }
 }
 
 #[cfg(test)]
