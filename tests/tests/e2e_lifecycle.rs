@@ -160,6 +160,17 @@ fn a_killed_kvtier_finds_its_memory_again_and_nobody_else_holds_it() {
     let tier = "[kvtier]\nenabled = true\narena_bytes = '8 MiB'\nslot_bytes = '1 MiB'";
     let house = House::start(&Setup::default().profile(tier)).unwrap();
     let wait = Duration::from_secs(60);
+    for metric in [
+        "vitriol_kvtier_records_unmirrored",
+        "vitriol_engine_tier_attached",
+    ] {
+        let shown = || house.client().metric(metric);
+        eventually(wait, metric, shown).unwrap();
+    }
+    let page = house.client().get("/metrics").unwrap().text();
+    for daemon in ["vitriol_demiurge_", "vitriol_persist_", "vitriol_oom_shield_"] {
+        assert!(page.contains(daemon), "{daemon} in\n{page}");
+    }
     let before = house.daemon_pid(KVTIER).unwrap();
     let open = || Some(arenas(before)).filter(|open| open.len() == 1);
     let arena = eventually(wait, "the first arena", open).unwrap();

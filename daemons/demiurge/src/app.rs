@@ -17,6 +17,7 @@ use crate::decision_log::DecisionLog;
 use crate::engine_link::{CallError, EngineLink, EngineState};
 use crate::lane::{AskedLane, Cause, LaneInputs};
 use crate::metrics::Metrics;
+use crate::neighbours::Neighbours;
 
 /// Seconds after which a client may try an engine that loads or restarts again.
 const RETRY_ENGINE_S: u32 = 2;
@@ -46,6 +47,7 @@ pub struct App {
     pub config: Config,
     pub listen_ip: IpAddr,
     pub link: EngineLink,
+    pub neighbours: Neighbours,
     pub decisions: DecisionLog,
     pub metrics: Metrics,
     pub board: StatusBoard,
@@ -69,6 +71,7 @@ impl App {
             bodies: BodyBounds::new(config.body_bytes_max, config.body_timeout),
             places: Arc::new(Semaphore::new(config.requests_max)),
             drain: Drain::default(),
+            neighbours: Neighbours::new(&config.neighbour_sockets, config.control_deadline),
             config,
             link,
             decisions,

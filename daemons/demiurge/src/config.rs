@@ -1,7 +1,7 @@
 //! Demiurge's settings, typed: from the profile, the flags and the house's directories.
 
 use std::net::SocketAddr;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use vitriol_chassis::Failure;
@@ -26,6 +26,8 @@ pub struct Config {
     pub listen: SocketAddr,
     pub engine_socket: PathBuf,
     pub status_socket: PathBuf,
+    /// Of the daemons whose metrics are shown too.
+    pub neighbour_sockets: Vec<PathBuf>,
     /// File that the bound address is written to.
     pub address_file: PathBuf,
     pub decisions: PathBuf,
@@ -63,14 +65,16 @@ impl Config {
             Some(socket) => socket.with_extension("addr"),
             None => dirs.demiurge_address(),
         };
+        let status_socket = places
+            .status_socket
+            .unwrap_or_else(|| dirs.demiurge_socket());
         Ok(Config {
             listen,
             engine_socket: places
                 .engine_socket
                 .unwrap_or_else(|| dirs.engine_socket(ENGINE)),
-            status_socket: places
-                .status_socket
-                .unwrap_or_else(|| dirs.demiurge_socket()),
+            neighbour_sockets: neighbour_sockets(&status_socket, dirs),
+            status_socket,
             address_file,
             decisions,
             decisions_bytes_max: settings.decisions_bytes_max.get(),
@@ -87,6 +91,20 @@ impl Config {
             drain: milliseconds(settings.drain_ms),
         })
     }
+}
+
+/// Sockets of the daemons beside the Demiurge with this status socket.
+fn neighbour_sockets(status_socket: &Path, dirs: &HouseDirs) -> Vec<PathBuf> {
+    let runtime = status_socket.parent().and_then(Path::parent);
+    let dirs = HouseDirs {
+        runtime: runtime.unwrap_or(&dirs.runtime).to_owned(),
+        ..dirs.clone()
+    };
+    vec![
+        dirs.kvtier_socket(),
+        dirs.persist_socket(),
+        dirs.oom_shield_socket(),
+    ]
 }
 
 #[cfg(test)]
@@ -116,6 +134,8 @@ mod tests {
             PathBuf::from("/r/demiurge/demiurge.addr")
         );
         assert_eq!(config.decisions, PathBuf::from("/s/decisions.jsonl"));
+        let kvtier = PathBuf::from("/r/kvtier/kvtier.sock");
+        assert_eq!(config.neighbour_sockets[0], kvtier);
     }
 
     #[test]

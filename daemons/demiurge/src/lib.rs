@@ -22,6 +22,7 @@ mod decision_log;
 mod engine_link;
 mod lane;
 mod metrics;
+mod neighbours;
 mod open_metrics;
 mod origin;
 mod random;

@@ -1,4 +1,4 @@
-//! One page of metrics out of two processes, and llama-server's names for those who watch by them.
+//! One page of metrics out of all processes, and llama-server's names for those who watch by them.
 
 use std::fmt::Write;
 
@@ -99,12 +99,20 @@ impl Source {
     }
 }
 
-/// The page: Demiurge's registry, the engine's, llama-server's names as far as the engine gives the
-/// figures, and the closing line. Registries come as OpenMetrics text without one.
-pub fn page(own: &str, engine: Option<&str>, slots: Option<&ListSlotsResponse>) -> String {
+/// The page: Demiurge's registry, the engine's, those of `others`, llama-server's names as far as the engine gives
+/// the figures, and the closing line. Registries come as OpenMetrics text without one.
+pub fn page(
+    own: &str,
+    engine: Option<&str>,
+    others: &[String],
+    slots: Option<&ListSlotsResponse>,
+) -> String {
     let engine = engine.unwrap_or_default();
     let mut page = String::with_capacity(own.len() + engine.len() + 2048);
-    for part in [own, engine] {
+    for part in [own, engine]
+        .into_iter()
+        .chain(others.iter().map(String::as_str))
+    {
         page.push_str(part);
         if !part.is_empty() && !part.ends_with('\n') {
             page.push('\n');
@@ -174,7 +182,7 @@ mod tests {
         vitriol_engine_steps_total 7\n";
 
     #[test]
-    fn both_registries_then_aliases_then_the_end() {
+    fn all_registries_then_aliases_then_the_end() {
         let slots = ListSlotsResponse {
             slots: vec![
                 Slot {
@@ -189,9 +197,12 @@ mod tests {
             queued: 3,
             ..ListSlotsResponse::default()
         };
-        let page = page("vitriol_demiurge_engine_up 1\n", Some(ENGINE), Some(&slots));
-        assert!(page.starts_with("vitriol_demiurge_engine_up 1\n"));
+        let others = ["vitriol_kvtier_slots 4".to_owned(), String::new()];
+        let own = "vitriol_demiurge_engine_up 1\n";
+        let page = page(own, Some(ENGINE), &others, Some(&slots));
+        assert!(page.starts_with(own));
         for line in [
+            "vitriol_kvtier_slots 4",
             "llamacpp:prompt_tokens_total 1200",
             "llamacpp:prompt_seconds_total 2.5",
             "llamacpp:prompt_tokens_seconds 480",
@@ -209,7 +220,7 @@ mod tests {
 
     #[test]
     fn without_an_engine_the_page_is_demiurges_own() {
-        assert_eq!(page("a 1", None, None), "a 1\n# EOF\n");
+        assert_eq!(page("a 1", None, &[], None), "a 1\n# EOF\n");
     }
 
     #[test]

@@ -10,11 +10,16 @@ use http::{HeaderValue, header};
 use crate::app::App;
 use crate::open_metrics::{CONTENT_TYPE, page};
 
-/// Demiurge's metrics and the engine's, as far as it answers within the control deadline.
+/// The metrics of all daemons, as far as they answer within the control deadline.
 pub async fn metrics(State(app): State<Arc<App>>) -> Response {
-    let (status, slots) = tokio::join!(app.link.status(), app.link.list_slots());
+    let (status, slots, others) = tokio::join!(
+        app.link.status(),
+        app.link.list_slots(),
+        app.neighbours.metrics()
+    );
     let engine = status.ok().map(|status| status.metrics);
-    let text = page(&app.board.metrics(), engine.as_deref(), slots.ok().as_ref());
+    let own = app.board.metrics();
+    let text = page(&own, engine.as_deref(), &others, slots.ok().as_ref());
     let mut response = Response::new(Body::from(text));
     response
         .headers_mut()
