@@ -16,6 +16,7 @@ use std::{
         Arc,
         atomic::{AtomicU64, AtomicUsize, Ordering},
     },
+    time::Duration,
 };
 use vitriol_chassis::{CancellationToken, Heartbeat};
 use vitriol_profile::Speculation;
@@ -90,7 +91,7 @@ pub struct Engine {
     /// Whether requests are taken: the machine may be short of memory.
     pub shedding: Shedding,
     /// Ends after the step thread, whose last pages it stores.
-    _tier: Option<Tier>,
+    tier: Option<Tier>,
     reservations: Reservations,
     sequences: AtomicU64,
     /// Requests of all sessions that have not heard their end yet.
@@ -202,12 +203,18 @@ impl Engine {
             step,
             metrics,
             shedding: Shedding::default(),
-            _tier: tier,
+            tier,
             reservations,
             sequences: AtomicU64::new(0),
             requests: AtomicUsize::new(0),
             draining: CancellationToken::new(),
         })
+    }
+
+    /// Waits until the KV tier, if there is to be one, can be asked, so long at most; whether it can. Blocks.
+    pub fn wait_for_tier(&self, within: Duration) -> bool {
+        let tier = self.tier.as_ref();
+        tier.is_none_or(|tier| tier.desk().wait_attached(within))
     }
 
     /// Context window of a request of this owner: pages that are kept for others are not for it.

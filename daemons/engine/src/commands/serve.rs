@@ -28,6 +28,10 @@ use vitriol_profile::{
 };
 use vitriol_proto::engine::v1::engine_server::EngineServer;
 
+/// A start waits so long for kvtier, which may be starting too: a conversation that comes before it is there is
+/// computed.
+const FIRST_ATTACH: Duration = Duration::from_secs(3);
+
 /// What kvtier answers from memory takes it far less; then it hangs, or is stopped.
 const TIER_CALL_MAX: Duration = Duration::from_secs(5);
 /// How often a drain looks whether the last answer is done.
@@ -278,6 +282,9 @@ fn bring_up(config: Config, daemon: &Daemon) -> Result<Serving, Failure> {
     };
     let engine = start(loaded, limits, metrics, daemon.heartbeat.clone())
         .map_err(|error| failure(&error))?;
+    if !engine.wait_for_tier(FIRST_ATTACH) {
+        tracing::warn!("kvtier is not there yet: until it is, every prompt is computed");
+    }
     let device = &engine.model.device;
     let (isa, threads) = (device.isa(), device.threads());
     daemon

@@ -7,7 +7,7 @@ use crate::{
 use std::{
     collections::VecDeque,
     mem,
-    sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError},
+    sync::{Arc, Condvar, Mutex, MutexGuard, OnceLock, PoisonError},
     thread::Thread,
     time::{Duration, Instant},
 };
@@ -29,6 +29,7 @@ pub struct Desk {
     /// Wakes the tier's thread.
     pub work: Notify,
     closed: Notify,
+    attached: Condvar,
     /// The step thread, once it runs.
     step: OnceLock<Thread>,
     lookup_max: Duration,
@@ -175,6 +176,7 @@ impl Desk {
             inner: Mutex::default(),
             work: Notify::new(),
             closed: Notify::new(),
+            attached: Condvar::new(),
             step: OnceLock::new(),
             lookup_max,
             metrics,
@@ -190,6 +192,16 @@ impl Desk {
     /// Whether jobs are taken.
     pub fn is_attached(&self) -> bool {
         self.inner().attached
+    }
+
+    /// Waits until jobs are taken, so long at most; whether they are. Blocks.
+    pub fn wait_attached(&self, within: Duration) -> bool {
+        let waits = |inner: &mut Inner| !inner.attached && !inner.closing;
+        let waited = self
+            .attached
+            .wait_timeout_while(self.inner(), within, waits);
+        let (inner, _) = waited.unwrap_or_else(PoisonError::into_inner);
+        inner.attached
     }
 
     /// Asks for the blocks of a chain; until when to wait for the answer. `None`: there is nobody to ask.
@@ -312,6 +324,7 @@ impl Desk {
             let mut inner = self.inner();
             inner.attached = attached && !inner.closing;
             if inner.attached {
+                self.attached.notify_all();
                 return;
             }
             inner.releases.clear();

@@ -20,8 +20,9 @@ const SPILLS_PER_CALL: usize = 8;
 /// Records brought from the mirror by one call at most, of 64 that the service takes: each is read from a
 /// disk.
 const LOADS_PER_CALL: usize = 16;
-/// How long between two attempts to attach.
-const RETRY: [Duration; 2] = [Duration::from_millis(100), Duration::from_secs(5)];
+/// Least and longest time between two attempts to attach; between these a quarter of what it took so far, so that
+/// little is lost however long kvtier takes to come.
+const RETRY: [Duration; 2] = [Duration::from_millis(20), Duration::from_secs(5)];
 /// What waits to be stored when the engine ends has so long.
 const CLOSING: Duration = Duration::from_secs(2);
 /// How often it is looked whether what was stored is ever of use.
@@ -112,15 +113,16 @@ impl Worker {
     }
 
     async fn live(&mut self) {
-        let [mut retry, retry_max] = RETRY;
+        let [retry_min, retry_max] = RETRY;
+        let mut since = Instant::now();
         let mut said = String::new();
         while !self.desk.is_closing() {
             match self.attach(None).await {
                 Ok((session, layout)) => {
                     tracing::info!("attached to kvtier: KV of finished blocks outlives the engine");
                     said.clear();
-                    retry = RETRY[0];
                     self.serve(session, layout).await;
+                    since = Instant::now();
                     self.desk.set_attached(false);
                     self.desk.metrics.attached.set(0);
                     continue;
@@ -133,8 +135,8 @@ impl Worker {
                     }
                 }
             }
+            let retry = (since.elapsed() / 4).clamp(retry_min, retry_max);
             tokio::time::sleep(retry).await;
-            retry = (2 * retry).min(retry_max);
         }
     }
 

@@ -176,7 +176,7 @@ fn engine(file: &str, pages: &[usize], tier: Option<TierPlace>) -> Engine {
 /// An engine that has found kvtier.
 fn attached(file: &str, pages: &[usize], kvtier: &KvTier) -> Engine {
     let engine = engine(file, pages, Some(kvtier.place()));
-    until(&engine, "an attachment", |tier| tier.attached.get() == 1);
+    assert!(engine.wait_for_tier(DEADLINE), "an attachment");
     engine
 }
 
@@ -411,9 +411,11 @@ fn what_was_computed_while_kvtier_was_away_is_stored_when_it_comes() {
     let mut kvtier = KvTier::start();
     kvtier.kill();
     let engine = engine(WINDOWED, pages_of(WINDOWED), Some(kvtier.place()));
+    assert!(!engine.wait_for_tier(Duration::from_millis(10)));
     let first = request(5, PROMPT, ANSWER);
     let answer = run(&engine, &first).tokens;
     kvtier.start_again();
+    assert!(engine.wait_for_tier(DEADLINE));
     until_stored(&engine, BLOCKS);
     drop(engine);
     let engine = attached(WINDOWED, pages_of(WINDOWED), &kvtier);
