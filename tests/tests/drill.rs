@@ -36,8 +36,9 @@ const WAIT: Duration = Duration::from_secs(60);
 /// Conversations that take turns; the engine's pages hold about two of them, the arena about three.
 const CONVERSATIONS: usize = 6;
 /// A conversation begins anew after so many turns.
-const TURNS: usize = 8;
-const FIRST_WORDS: usize = 350;
+const TURNS: usize = 6;
+/// Enough for the first turn to be kept as a conversation.
+const FIRST_WORDS: usize = 700;
 const TURN_WORDS: usize = 90;
 const ANSWER_TOKENS: u32 = 24;
 

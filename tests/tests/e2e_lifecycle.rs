@@ -168,7 +168,11 @@ fn a_killed_kvtier_finds_its_memory_again_and_nobody_else_holds_it() {
         eventually(wait, metric, shown).unwrap();
     }
     let page = house.client().get("/metrics").unwrap().text();
-    for daemon in ["vitriol_demiurge_", "vitriol_persist_", "vitriol_oom_shield_"] {
+    for daemon in [
+        "vitriol_demiurge_",
+        "vitriol_persist_",
+        "vitriol_oom_shield_",
+    ] {
         assert!(page.contains(daemon), "{daemon} in\n{page}");
     }
     let before = house.daemon_pid(KVTIER).unwrap();

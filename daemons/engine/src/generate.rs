@@ -28,6 +28,8 @@ pub struct Generation {
 /// What to generate from.
 #[derive(Clone, Debug)]
 pub struct GenerationRequest {
+    /// The conversation it is a turn of; empty for none.
+    pub session_id: Arc<str>,
     /// Not empty; with `tokens_max` no longer than the context.
     pub prompt: Vec<u32>,
     pub tokens_max: usize,
@@ -64,7 +66,7 @@ impl Engine {
         let control = Arc::<SequenceControl>::default();
         self.step.submit(NewSequence {
             id: SequenceId(id),
-            session_id: "".into(),
+            session_id: request.session_id,
             ownership,
             blocks: PromptBlocks::new(&self.model.identity, b"", &request.prompt),
             prompt: request.prompt,

@@ -312,6 +312,7 @@ pub fn start(
 ) -> Result<Engine, LoadError> {
     let engine = Engine::start(loaded.model, loaded.language, limits, metrics, heartbeat)?;
     let test = GenerationRequest {
+        session_id: "".into(),
         prompt: vec![0],
         tokens_max: 1,
         sampling: Sampling::GREEDY,

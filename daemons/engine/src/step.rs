@@ -127,7 +127,7 @@ impl StepThread {
                     bounds: limits.bounds,
                     groups,
                     reservations: limits.reservations,
-                    stores_pages: desk.is_some(),
+                    conversation_tokens_min: desk.as_ref().map(|desk| desk.conversation_tokens_min),
                 };
                 if let Some(desk) = &desk {
                     desk.set_step_thread(thread::current());

@@ -38,6 +38,8 @@ pub struct TierPlace {
     pub call_max: Duration,
     /// Longest that a request waits to hear what is stored of it.
     pub lookup_max: Duration,
+    /// A shorter prompt is no conversation to kvtier, whatever its client calls it, until it has become longer.
+    pub conversation_tokens_min: usize,
 }
 
 /// The tier's thread. Dropping it stores what waits to be stored, for a while, and ends the thread.
@@ -64,7 +66,11 @@ impl Tier {
                 .collect(),
             encoding: records::encoding(groups, codecs, model.device.isa()),
         };
-        let desk = Arc::new(Desk::new(place.lookup_max, metrics));
+        let desk = Arc::new(Desk::new(
+            place.lookup_max,
+            place.conversation_tokens_min,
+            metrics,
+        ));
         let worker = Worker::new(place, pages, Arc::clone(&desk));
         let runtime = tokio::runtime::Builder::new_current_thread()
             .enable_all()

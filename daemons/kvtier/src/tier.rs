@@ -449,17 +449,14 @@ impl Tier {
 
     /// Records that are to be on the mirror and are not yet; 0 where there is none.
     pub fn unmirrored(&self) -> usize {
-        let is_unmirrored = |books: &Books, slot: &SlotIndex| {
-            let state = books.table.header(*slot).state;
-            matches!(state, State::Sealed | State::Spilling)
-        };
         let books = self.books();
+        let is_unmirrored =
+            |(slot, kept): &(&SlotIndex, &Kept)| match books.table.header(**slot).state {
+                State::Sealed => books.model.is_worth_writing(&kept.of),
+                state => state == State::Spilling,
+            };
         match &self.mirror {
-            Some(_) => books
-                .kept
-                .keys()
-                .filter(|slot| is_unmirrored(&books, slot))
-                .count(),
+            Some(_) => books.kept.iter().filter(is_unmirrored).count(),
             None => 0,
         }
     }
@@ -650,8 +647,11 @@ impl Books {
 
     /// Records that are to be spilled, by what they are worth.
     fn sealed(&self) -> Vec<Ticket> {
-        let is_sealed = |slot: SlotIndex| self.table.header(slot).state == State::Sealed;
-        let sealed = self.kept.iter().filter(|(slot, _)| is_sealed(**slot));
+        let is_meant = |(slot, kept): &(&SlotIndex, &Kept)| {
+            let is_sealed = self.table.header(**slot).state == State::Sealed;
+            is_sealed && self.model.is_worth_writing(&kept.of)
+        };
+        let sealed = self.kept.iter().filter(is_meant);
         let mut worths: Vec<(f64, SlotIndex)> = sealed
             .map(|(&slot, kept)| (self.model.worth(&kept.of), slot))
             .collect();
@@ -686,6 +686,22 @@ impl Books {
         };
         self.kept.insert(slot, kept);
         *self.children.entry(kept.parent).or_default() += 1;
+        if offer.origin == Origin::Session {
+            self.name_beginning(offer.record.name, kept.parent);
+        }
+    }
+
+    /// What a conversation goes on from is its own from now on, wherever it came from: without its beginning
+    /// none of it is of use.
+    fn name_beginning(&mut self, mut name: RecordName, parent: [u8; 32]) {
+        name.key = parent;
+        while let Some(ticket) = self.table.find(&name)
+            && let Some(kept) = self.kept.get_mut(&ticket.slot)
+            && kept.of.origin == Origin::OneShot
+        {
+            kept.of.origin = Origin::Session;
+            name.key = kept.parent;
+        }
     }
 
     fn leave(&mut self, slot: SlotIndex) {

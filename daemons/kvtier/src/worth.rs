@@ -31,6 +31,9 @@ const KEPT_PER_UPDATE: f64 = 0.98;
 /// kept would never be seen to be reused.
 const TRIED_ONE_IN: u64 = 32;
 
+/// Bytes that a disk writes in a microsecond: one that turns.
+const DISK_BYTES_PER_US: f64 = 150.0;
+
 /// Where a record comes from.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Origin {
@@ -64,13 +67,15 @@ struct Seen {
 /// Expected reuses, learnt from reuses and evictions. Its clock counts lookups.
 ///
 /// Numerics: f64; the same calls in the same order give the same worths. Cost: a few operations a call,
-/// 2 × 384 numbers of memory.
+/// 4 × 384 numbers of memory.
 #[derive(Clone, Debug)]
 pub struct ReuseModel {
     clock: u64,
     seen: [[Seen; AGES]; CLASSES],
     /// Reuses expected per lookup that goes by, of a record of this class and age.
     density: [[f64; AGES]; CLASSES],
+    /// Of such records those that are reused again, 0 to 1.
+    likelihood: [[f64; AGES]; CLASSES],
     events: u32,
     refused: u64,
 }
@@ -87,6 +92,7 @@ impl Default for ReuseModel {
             clock: 0,
             seen: [ages; CLASSES],
             density: [[0.0; AGES]; CLASSES],
+            likelihood: [[0.0; AGES]; CLASSES],
             events: 0,
             refused: 0,
         };
@@ -136,6 +142,13 @@ impl ReuseModel {
         self.refused.is_multiple_of(TRIED_ONE_IN)
     }
 
+    /// Whether a record is worth the time of a disk that writes it, which takes from reads and wears the disk out: the
+    /// prefill time that one more reuse saves, as likely as that is. Of a conversation every one is.
+    pub fn is_worth_writing(&self, of: &Use) -> bool {
+        let saved_us = self.likelihood[class(of)][self.age(of)] * of.saved_us as f64;
+        of.origin == Origin::Session || saved_us >= of.bytes as f64 / DISK_BYTES_PER_US
+    }
+
     fn age(&self, of: &Use) -> usize {
         age_step(self.clock.saturating_sub(of.last))
     }
@@ -150,13 +163,15 @@ impl ReuseModel {
 
     /// From the oldest age down: reuses that are still to come over the time until whatever comes.
     fn update(&mut self) {
-        for (seen, density) in self.seen.iter_mut().zip(&mut self.density) {
+        let classes = self.seen.iter_mut().zip(&mut self.density);
+        for ((seen, density), likelihood) in classes.zip(&mut self.likelihood) {
             let (mut hits, mut ends, mut time) = (0.0, 0.0, 0.0);
             for age in (0..AGES).rev() {
                 hits += seen[age].hits;
                 ends += seen[age].hits + seen[age].evictions;
                 time += ends * width(age);
                 density[age] = if time > 0.0 { hits / time } else { 0.0 };
+                likelihood[age] = if ends > 0.0 { hits / ends } else { 0.0 };
                 seen[age].hits *= KEPT_PER_UPDATE;
                 seen[age].evictions *= KEPT_PER_UPDATE;
             }
@@ -287,6 +302,31 @@ mod tests {
         let tried = (0..320).filter(|_| model.admits(&single, session)).count();
         assert_eq!(tried, 10);
         assert!(model.admits(&record(Origin::Session, model.clock()), session));
+    }
+
+    #[test]
+    fn what_is_never_reused_is_not_written_unless_a_conversation_has_it() {
+        let mut model = ReuseModel::default();
+        // A block of 1.5 MB that takes 15 ms to compute: writing takes two thirds of that.
+        let of = |origin, last| Use {
+            saved_us: 15_000,
+            bytes: 1_500_000,
+            ..record(origin, last)
+        };
+        assert!(
+            model.is_worth_writing(&of(Origin::OneShot, 0)),
+            "nothing is known"
+        );
+        for _ in 0..4000 {
+            model.tick();
+            model.evicted(&of(Origin::OneShot, model.clock()));
+        }
+        let [single, session] =
+            [Origin::OneShot, Origin::Session].map(|origin| of(origin, model.clock()));
+        assert!(!model.is_worth_writing(&single) && model.is_worth_writing(&session));
+        // One that was reused is of another kind.
+        let reused = Use { hits: 1, ..single };
+        assert!(model.is_worth_writing(&reused));
     }
 
     #[test]

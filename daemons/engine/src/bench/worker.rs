@@ -229,6 +229,7 @@ impl Worker {
         for _ in 0..runs {
             for (may_draft, rates) in [false, true].into_iter().zip(&mut rates) {
                 let request = GenerationRequest {
+                    session_id: "".into(),
                     sampling: Sampling {
                         temperature,
                         ..Sampling::GREEDY
@@ -294,6 +295,7 @@ impl Worker {
             );
         }
         Ok(GenerationRequest {
+            session_id: "".into(),
             prompt,
             tokens_max,
             sampling: Sampling::GREEDY,

@@ -122,6 +122,7 @@ fn complete(args: RunArgs, environment: &Environment) -> anyhow::Result<()> {
         bail!("--{name} must be {range}");
     }
     let request = GenerationRequest {
+        session_id: "".into(),
         prompt,
         tokens_max,
         sampling,

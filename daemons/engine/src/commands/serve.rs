@@ -28,6 +28,9 @@ use vitriol_profile::{
 };
 use vitriol_proto::engine::v1::engine_server::EngineServer;
 
+/// What is shorter is soon computed.
+const CONVERSATION_TOKENS_MIN: usize = 1024;
+
 /// A start waits so long for kvtier, which may be starting too: a conversation that comes before it is there is
 /// computed.
 const FIRST_ATTACH: Duration = Duration::from_secs(3);
@@ -149,6 +152,7 @@ fn tier_place(kvtier: &KvTier, dirs: &HouseDirs) -> Option<TierPlace> {
         arena: dirs.kvtier_arena_socket(),
         call_max: TIER_CALL_MAX,
         lookup_max: Duration::from_millis(kvtier.lookup_ms_max),
+        conversation_tokens_min: CONVERSATION_TOKENS_MIN,
     })
 }
 

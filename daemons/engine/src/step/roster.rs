@@ -32,8 +32,9 @@ pub struct RosterLimits {
     /// Window and pages of each KV group.
     pub groups: Vec<(Window, usize)>,
     pub reservations: Reservations,
-    /// Pages that become full are to be stored, see [`Roster::lend_unstored`].
-    pub stores_pages: bool,
+    /// Pages that become full are to be stored, see [`Roster::lend_unstored`], from so many tokens on as those of a
+    /// conversation, if it has a name. `None`: they are not.
+    pub conversation_tokens_min: Option<usize>,
 }
 
 /// Pages that a sequence has for others to fill.
@@ -644,11 +645,12 @@ impl Roster {
 
 /// What becomes of the full pages of a sequence.
 fn storing(limits: &RosterLimits, sequence: &Sequence) -> Storing {
-    let named = !sequence.new.session_id.is_empty();
-    match limits.stores_pages {
-        true => Storing::Each { named },
-        false => Storing::Never,
-    }
+    let is_named = !sequence.new.session_id.is_empty();
+    limits
+        .conversation_tokens_min
+        .map_or(Storing::Never, |min| Storing::Each {
+            named: is_named && sequence.tokens.len() >= min,
+        })
 }
 
 /// Tables for a sequence that go on behind the first `prefix` blocks of its chain, and how many of its tokens

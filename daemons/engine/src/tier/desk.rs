@@ -33,6 +33,7 @@ pub struct Desk {
     /// The step thread, once it runs.
     step: OnceLock<Thread>,
     lookup_max: Duration,
+    pub conversation_tokens_min: usize,
     pub metrics: TierMetrics,
 }
 
@@ -170,8 +171,8 @@ pub enum Job {
 }
 
 impl Desk {
-    /// `lookup_max`: how long whoever asks waits at most.
-    pub fn new(lookup_max: Duration, metrics: TierMetrics) -> Self {
+    /// `lookup_max`: how long whoever asks waits at most; `conversation_tokens_min`: see [`super::TierPlace`].
+    pub fn new(lookup_max: Duration, conversation_tokens_min: usize, metrics: TierMetrics) -> Self {
         Self {
             inner: Mutex::default(),
             work: Notify::new(),
@@ -179,6 +180,7 @@ impl Desk {
             attached: Condvar::new(),
             step: OnceLock::new(),
             lookup_max,
+            conversation_tokens_min,
             metrics,
         }
     }
@@ -458,7 +460,7 @@ mod tests {
 
     #[test]
     fn nobody_is_asked_while_nobody_is_there() {
-        let desk = Arc::new(Desk::new(Duration::from_secs(1), TierMetrics::default()));
+        let desk = Arc::new(Desk::new(Duration::from_secs(1), 0, TierMetrics::default()));
         assert!(!look(&desk, 1));
         desk.fill(SequenceId(2), Vec::new(), desk.pins(0));
         let answers = desk.answers();
@@ -474,7 +476,7 @@ mod tests {
 
     #[test]
     fn whoever_asks_is_answered_whatever_happens() {
-        let desk = Arc::new(Desk::new(Duration::from_secs(1), TierMetrics::default()));
+        let desk = Arc::new(Desk::new(Duration::from_secs(1), 0, TierMetrics::default()));
         desk.set_attached(true);
         assert!(look(&desk, 1) && look(&desk, 2));
         let Some(Job::Look(mut first)) = desk.next(1) else {

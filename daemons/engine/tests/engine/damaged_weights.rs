@@ -52,6 +52,7 @@ fn start_engine(file: &Path, metrics: EngineMetrics) -> Result<Engine, LoadError
 
 fn request(token: u32) -> GenerationRequest {
     GenerationRequest {
+        session_id: "".into(),
         prompt: vec![token; 3],
         tokens_max: 4,
         sampling: Sampling::GREEDY,

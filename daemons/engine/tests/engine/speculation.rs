@@ -50,6 +50,7 @@ fn off_and_on(model: &str, codec: KvCodec, pages: &[usize]) -> [Engine; 2] {
 fn request(seed: u32, prompt_tokens: usize, tokens_max: usize) -> GenerationRequest {
     let temperature = [0.0, 0.05, 0.3, 0.8][seed as usize % 4];
     GenerationRequest {
+        session_id: "".into(),
         prompt: (0..prompt_tokens as u32)
             .map(|i| 8 + (i % 23 * 31 + seed * 97) % 362)
             .collect(),

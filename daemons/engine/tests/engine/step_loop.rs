@@ -48,6 +48,7 @@ fn engine(limits: EngineLimits) -> Engine {
 
 fn request(seed: u32, prompt_tokens: usize, tokens_max: usize) -> GenerationRequest {
     GenerationRequest {
+        session_id: "".into(),
         prompt: (0..prompt_tokens as u32)
             .map(|i| 8 + (i * 31 + seed * 97 + i * i / 7) % 362)
             .collect(),
@@ -261,6 +262,7 @@ fn more_work_than_pages_waits_and_finishes() {
 fn who_gives_way_goes_on_with_the_same_bytes() {
     let requests: Vec<_> = (0..8)
         .map(|i| GenerationRequest {
+            session_id: "".into(),
             sampling: match i % 2 {
                 0 => Sampling::GREEDY,
                 _ => request(i, 1, 1).sampling,

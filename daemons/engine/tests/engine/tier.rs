@@ -62,6 +62,7 @@ impl KvTier {
             arena: self.socket("arena"),
             call_max: DEADLINE,
             lookup_max: DEADLINE,
+            conversation_tokens_min: 0,
         }
     }
 
@@ -191,6 +192,7 @@ fn pages_of(file: &str) -> &'static [usize] {
 
 fn request(seed: u32, prompt: u32, tokens_max: usize) -> GenerationRequest {
     GenerationRequest {
+        session_id: "a conversation".into(),
         prompt: (0..prompt).map(|i| 8 + (i * 7 + seed * 31) % 362).collect(),
         tokens_max,
         sampling: Sampling::GREEDY,
@@ -517,6 +519,7 @@ fn without_kvtier_everything_is_computed() {
         arena: directory.path().join("arena.sock"),
         call_max: DEADLINE,
         lookup_max: DEADLINE,
+        conversation_tokens_min: 0,
     };
     let first = request(5, PROMPT, ANSWER);
     let expected = run(&engine(FULL, pages_of(FULL), None), &first);

@@ -45,6 +45,7 @@ fn engine_of(
 
 fn request(seed: u32, prompt: u32, tokens_max: usize) -> GenerationRequest {
     GenerationRequest {
+        session_id: "".into(),
         prompt: (0..prompt).map(|i| (i * 7 + seed * 31) % 384).collect(),
         tokens_max,
         sampling: Sampling::GREEDY,

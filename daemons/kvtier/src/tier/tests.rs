@@ -251,6 +251,33 @@ fn no_record_of_a_conversation_is_given_up_on_its_way_to_the_disk() {
     store(&tier, session, 9).unwrap();
 }
 
+#[test]
+fn what_a_conversation_goes_on_from_is_written_too() {
+    let temp = tempfile::tempdir().unwrap();
+    let mirror = mirror(temp.path(), &Faults::default());
+    let tier = Arc::new(Tier::new(arena(), Some(mirror)));
+    let session = attach(&tier);
+    // Saves too little time to be worth a disk's.
+    let store = |key, origin| {
+        let mut offer = offer(key);
+        (offer.record.saved_us, offer.origin) = (1, origin);
+        let ticket = tier.reserve(session, &offer).unwrap();
+        tier.arena().write_payload(ticket.slot, &payload(key));
+        let record = offer.record;
+        tier.seal(session, ticket, record.length, record.xxh3)
+            .unwrap();
+    };
+    store(1, Origin::OneShot);
+    store(2, Origin::OneShot);
+    assert_eq!((tier.unmirrored(), tier.spill()), (0, 0));
+    store(9, Origin::OneShot);
+    store(3, Origin::Session);
+    assert_eq!((tier.unmirrored(), tier.spill()), (3, 3));
+    let stored = || tier.stats().mirror.filter(|mirror| mirror.stored == 3);
+    eventually(SOON, "the conversation is stored", stored).unwrap();
+    assert_eq!(tier.unmirrored(), 0);
+}
+
 const LONG: Duration = Duration::from_secs(3600);
 
 /// Bytes of memory that the arena takes.

@@ -100,7 +100,7 @@ impl World {
             bounds,
             groups: groups.clone(),
             reservations,
-            stores_pages: false,
+            conversation_tokens_min: None,
         };
         let cost = |random: &mut Seed, low: f64, high: f64| {
             low + (high - low) * random.below(1000) as f64 / 1000.0
