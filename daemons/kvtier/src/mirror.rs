@@ -33,7 +33,7 @@ pub trait BlockStore: Send {
 
     /// A record and its payload; None when there is none, or it cannot be read as it was put, and then
     /// it is forgotten.
-    fn get(&mut self, name: &RecordName) -> Option<(Record, Vec<u8>)>;
+    fn get(&mut self, name: &RecordName) -> Option<(Record, &[u8])>;
 
     /// Overwrites every copy of these records that the store has, also those that it would not give out, and
     /// makes that durable. What has no copy is none.

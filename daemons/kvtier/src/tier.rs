@@ -301,9 +301,9 @@ impl Tier {
         // Held by both ways that it may be told: the mirror's thread, or here when that has no room.
         let told = Arc::new(Mutex::new(Some(brought)));
         let tell = Arc::clone(&told);
-        let loaded = Box::new(move |found: Option<(Record, Vec<u8>)>| {
+        let loaded = Box::new(move |found: Option<(Record, &[u8])>| {
             let placed = found.and_then(|(record, payload)| {
-                tier.place_loaded(session, &Offer { record, origin }, &payload)
+                tier.place_loaded(session, &Offer { record, origin }, payload)
             });
             if let Some(brought) = lock(&tell).take() {
                 brought(placed);

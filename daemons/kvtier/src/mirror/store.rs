@@ -61,6 +61,8 @@ pub struct SegmentStore<D> {
     shadows: Vec<Place>,
     bytes_written: u64,
     records_damaged: u64,
+    /// Where records are put together and read to.
+    room: Aligned,
 }
 
 impl<D: Disk> SegmentStore<D> {
@@ -81,6 +83,7 @@ impl<D: Disk> SegmentStore<D> {
             shadows: Vec::new(),
             bytes_written: 0,
             records_damaged: 0,
+            room: Aligned::default(),
         };
         let mut segments = store.disk.list().map_err(StoreError::List)?;
         segments.sort_unstable();
@@ -146,12 +149,14 @@ impl<D: Disk> SegmentStore<D> {
             None => self.begin_segment()?,
         };
         let segment = active.segment;
-        let mut room = Aligned::new(bytes as usize);
-        room.bytes_mut()[..BLOCK_BYTES].copy_from_slice(&encode_header(segment, record));
-        room.bytes_mut()[BLOCK_BYTES..][..payload.len()].copy_from_slice(payload);
+        self.room.resize(bytes as usize);
+        let room = self.room.bytes_mut();
+        room[..BLOCK_BYTES].copy_from_slice(&encode_header(segment, record));
+        room[BLOCK_BYTES..][..payload.len()].copy_from_slice(payload);
+        room[BLOCK_BYTES + payload.len()..].fill(0);
         // Counted before, because a write that fails may have taken as much.
         self.segments.insert(segment, active.end + bytes);
-        let wrote = self.disk.write(segment, active.end, room.bytes());
+        let wrote = self.disk.write(segment, active.end, self.room.bytes());
         wrote.map_err(|source| self.give_up_segment("write to", segment, source))?;
         self.bytes_written += bytes;
         self.active = Some(Active {
@@ -233,7 +238,7 @@ impl<D: Disk> SegmentStore<D> {
                 let name = place.record.name;
                 let size = stored_bytes(place.record.length);
                 let payload = match place.was_read && size <= left {
-                    true => self.read(&place),
+                    true => self.read(&place).map(<[u8]>::to_vec),
                     false => None,
                 };
                 self.shadows.extend(self.index.remove(&name));
@@ -272,17 +277,17 @@ impl<D: Disk> SegmentStore<D> {
     }
 
     /// The payload at a place, None when it is not what was put there.
-    fn read(&mut self, place: &Place) -> Option<Vec<u8>> {
+    fn read(&mut self, place: &Place) -> Option<&[u8]> {
         let bytes = usize::try_from(stored_bytes(place.record.length)).ok()?;
-        let mut room = Aligned::new(bytes);
+        self.room.resize(bytes);
         self.disk
-            .read(place.segment, place.offset, room.bytes_mut())
+            .read(place.segment, place.offset, self.room.bytes_mut())
             .ok()?;
-        let (header, payload) = room.bytes().split_first_chunk::<BLOCK_BYTES>()?;
+        let (header, payload) = self.room.bytes().split_first_chunk::<BLOCK_BYTES>()?;
         let payload = payload.get(..place.record.length as usize)?;
         let is_same = decode_header(place.segment, header) == Some(place.record)
             && xxh3_64(payload) == place.record.xxh3;
-        is_same.then(|| payload.to_vec())
+        is_same.then_some(payload)
     }
 }
 
@@ -312,14 +317,13 @@ impl<D: Disk> BlockStore for SegmentStore<D> {
         Ok(())
     }
 
-    fn get(&mut self, name: &RecordName) -> Option<(Record, Vec<u8>)> {
-        let place = *self.index.get(name)?;
-        let payload = self.read(&place);
-        match payload {
-            Some(payload) => {
-                if let Some(place) = self.index.get_mut(name) {
-                    place.was_read = true;
-                }
+    fn get(&mut self, name: &RecordName) -> Option<(Record, &[u8])> {
+        let place = self.index.get_mut(name)?;
+        place.was_read = true;
+        let place = *place;
+        match self.read(&place) {
+            Some(_) => {
+                let payload = &self.room.bytes()[BLOCK_BYTES..][..place.record.length as usize];
                 Some((place.record, payload))
             }
             None => {

@@ -69,7 +69,7 @@ pub struct MirrorStats {
 pub type Stored = Box<dyn FnOnce(bool) + Send>;
 
 /// Told once: the record and its payload, if they are there.
-pub type Loaded = Box<dyn FnOnce(Option<(Record, Vec<u8>)>) + Send>;
+pub type Loaded = Box<dyn for<'a> FnOnce(Option<(Record, &'a [u8])>) + Send>;
 
 enum Job {
     Put {
@@ -339,9 +339,10 @@ impl Writer {
 
     fn get(&mut self, name: &RecordName, loaded: Loaded) {
         let found = self.store.as_mut().and_then(|store| store.get(name));
-        lock(&self.shared.stats).loaded += u64::from(found.is_some());
-        self.publish();
+        let is_found = found.is_some();
+        lock(&self.shared.stats).loaded += u64::from(is_found);
         loaded(found);
+        self.publish();
     }
 
     fn erase(&mut self, names: &[RecordName]) -> bool {
@@ -544,10 +545,16 @@ mod tests {
         answer.recv_timeout(SOON).unwrap()
     }
 
+    fn tell(told: SyncSender<Option<(Record, Vec<u8>)>>) -> Loaded {
+        Box::new(move |found| {
+            let found = found.map(|(record, payload)| (record, payload.to_vec()));
+            told.send(found).unwrap();
+        })
+    }
+
     fn get(mirror: &Mirror, key: u8) -> bool {
         let (told, answer) = sync_channel(1);
-        let loaded = Box::new(move |found: Option<_>| told.send(found).unwrap());
-        mirror.get(record(key).0.name, loaded).unwrap();
+        mirror.get(record(key).0.name, tell(told)).unwrap();
         answer.recv_timeout(SOON).unwrap() == Some(record(key))
     }
 
@@ -650,8 +657,7 @@ mod tests {
         assert_eq!([put(1), put(2), put(3)], [Ok(()), Ok(()), Err(Busy)]);
         // Reads find room beside writes, until there is none.
         let (told, answer) = sync_channel(1);
-        let loaded = Box::new(move |found: Option<_>| told.send(found).unwrap());
-        mirror.get(record(1).0.name, loaded).unwrap();
+        mirror.get(record(1).0.name, tell(told)).unwrap();
         mirror.flush(Box::new(|_| ())).unwrap();
         let none = mirror.get(record(2).0.name, Box::new(|_| ()));
         assert_eq!(none, Err(Busy));

@@ -369,7 +369,7 @@ proptest! {
                 0..6 => _ = put(&mut store, key, bytes),
                 6..8 => {
                     if let Some((record, found)) = store.get(&name(key)) {
-                        prop_assert_eq!(&found, &payload(key, record.length as usize));
+                        prop_assert_eq!(found, payload(key, record.length as usize));
                     }
                 }
                 8 => {
