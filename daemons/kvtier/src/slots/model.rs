@@ -1,9 +1,9 @@
 //! Every interleaving of small instances: two slots, two names, engines that write, read, crash, come
-//! back and lose replies, a kvtier that crashes anywhere, also in the middle of a header, and spills
-//! and loads that end late.
+//! back and lose replies, a kvtier that crashes anywhere, also in the middle of a header, spills
+//! and loads that end late, and memory that is given back and taken again.
 //!
 //! Proven of each: no reader takes what was being written, no slot is written by two or by one who does
-//! not have it, a pinned slot is not reused while kvtier lives, every header is that of the table, and
+//! not have it or whose memory is gone, a pinned slot is not reused while kvtier lives, every header is that of the table, and
 //! from every state all slots can become free again, whether the engines go on or die.
 //!
 //! States are explored breadth first until there are no new ones. Stamps and sessions are only ever
@@ -36,6 +36,7 @@ struct Instance {
     engines: &'static [Role],
     loads: bool,
     spills: bool,
+    trims: bool,
 }
 
 #[derive(Clone, Copy, PartialEq)]
@@ -88,6 +89,8 @@ struct Tier {
 struct World {
     /// The arena: what a crash of the tier leaves. None is a torn header.
     headers: [Option<SlotHeader>; SLOTS],
+    /// Slots whose memory the machine has; that outlives the tier too.
+    gone: [bool; SLOTS],
     epoch: u32,
     tier: Option<Tier>,
     engines: Vec<Engine>,
@@ -105,6 +108,7 @@ impl World {
         };
         Self {
             headers: [Some(SlotHeader::FREE); SLOTS],
+            gone: [false; SLOTS],
             epoch: 0,
             tier: None,
             engines: vec![engine; engines],
@@ -161,8 +165,11 @@ impl World {
         for mirrored in [false, true] {
             let mut started = self.clone();
             started.epoch += 1;
-            let table =
-                SlotTable::recover(1, started.epoch, self.headers.iter().copied(), |_| mirrored);
+            let headers = self.headers.iter().copied();
+            let mut table = SlotTable::recover(1, started.epoch, headers, |_| mirrored);
+            for (slot, _) in (0..).zip(self.gone).filter(|(_, gone)| *gone) {
+                assert!(table.set_aside(slot), "what is gone held something");
+            }
             let watches = table.quarantined().into_iter().map(|engine| Watch {
                 engine: engine as usize,
                 session: None,
@@ -232,6 +239,21 @@ impl World {
                     |tier| assert!(tier.table.discard(ticket)),
                     |_, ()| (),
                 );
+            }
+            if header.state == State::Free && instance.trims {
+                let at = slot as usize;
+                let mut changed = self.clone();
+                // Memory comes before the slot is in use again, and goes after it is not.
+                changed.gone[at] = !self.gone[at];
+                if self.gone[at] {
+                    let mut crashed = changed.clone();
+                    crashed.lose_tier();
+                    out.push(crashed);
+                    changed.call(None, out, |tier| tier.table.bring_back(slot), |_, ()| ());
+                } else {
+                    let aside = |tier: &mut Tier| assert!(tier.table.set_aside(slot));
+                    changed.call(None, out, aside, |_, ()| ());
+                }
             }
             if header.state == State::Sealed && tier.spill.is_none() && instance.spills {
                 let begin = |tier: &mut Tier| {
@@ -438,9 +460,11 @@ impl World {
                 header.stamp == ticket.stamp && matches!(header.state, State::Reserved(_))
             });
             assert!(reserved, "a slot is written that is not its writer's");
+            let is_gone = self.gone[ticket.slot as usize];
+            assert!(!is_gone, "a slot is written whose memory is gone");
         }
         let Some(tier) = &self.tier else { return };
-        tier.table.check();
+        tier.table.check(self.gone);
         for (slot, header) in self.headers.iter().enumerate() {
             let expected = tier.table.header(slot as SlotIndex);
             assert_eq!(header.as_ref(), Some(expected), "a header was not written");
@@ -494,7 +518,12 @@ impl World {
                 let stamp = tier.table.header(slot).stamp;
                 tier.table.discard(Ticket { slot, stamp });
             }
-            assert_eq!(tier.table.free_slots(), SLOTS, "a slot is lost for ever");
+            let gone = self.gone.iter().filter(|gone| **gone).count();
+            assert_eq!(
+                tier.table.free_slots() + gone,
+                SLOTS,
+                "a slot is lost for ever"
+            );
         }
     }
 
@@ -516,6 +545,7 @@ impl World {
             key.bytes
                 .push(engine.read.is_some_and(|read| read.overwritten).into());
         }
+        key.bytes.extend(self.gone.map(u8::from));
         let Some(tier) = &self.tier else {
             return key.bytes;
         };
@@ -592,11 +622,14 @@ impl Key {
 }
 
 impl SlotTable {
-    /// That its parts say the same.
-    fn check(&self) {
+    /// That its parts say the same, and that slots which are `gone` are out of use.
+    fn check(&self, gone: [bool; SLOTS]) {
         for (slot, found) in (0..).zip(&self.slots) {
             let state = found.header.state;
-            assert_eq!(self.free.contains(&slot), state == State::Free);
+            let is_gone = gone[slot as usize];
+            let is_free = self.free.contains(&slot);
+            assert_eq!(is_free, state == State::Free && !is_gone);
+            assert!(state == State::Free || !is_gone);
             let is_indexed = self.index.get(&found.header.record.name) == Some(&slot);
             let is_named = state.is_readable() || matches!(state, State::Reserved(_));
             assert_eq!(is_indexed, is_named, "slot {slot} is {state:?}");
@@ -610,7 +643,10 @@ impl SlotTable {
             assert!(state != State::Dropped || !self.is_unread(slot));
         }
         assert_eq!(
-            self.index.len() + self.free.len() + self.dropped(),
+            self.index.len()
+                + self.free.len()
+                + self.dropped()
+                + gone.iter().filter(|gone| **gone).count(),
             self.len()
         );
         for (engine, _) in self.pins.keys() {
@@ -661,6 +697,7 @@ fn two_engines_write_beside_loads() {
         engines: &[WRITES, WRITES],
         loads: true,
         spills: false,
+        trims: false,
     });
     assert_eq!(states, 66_489);
 }
@@ -671,6 +708,7 @@ fn one_engine_writes_and_one_reads_beside_spills() {
         engines: &[WRITES, READS],
         loads: false,
         spills: true,
+        trims: false,
     });
     assert_eq!(states, 143_350);
 }
@@ -681,6 +719,7 @@ fn one_engine_reads_and_writes_beside_one_that_writes() {
         engines: &[BOTH, WRITES],
         loads: false,
         spills: false,
+        trims: false,
     });
     assert_eq!(states, 259_699);
 }
@@ -691,6 +730,29 @@ fn one_engine_does_all_beside_spills_and_loads() {
         engines: &[BOTH],
         loads: true,
         spills: true,
+        trims: false,
     });
     assert_eq!(states, 26_105);
+}
+
+#[test]
+fn memory_is_given_back_and_taken_again_beside_writers() {
+    let states = explore(Instance {
+        engines: &[WRITES, WRITES],
+        loads: false,
+        spills: false,
+        trims: true,
+    });
+    assert_eq!(states, 63_996);
+}
+
+#[test]
+fn memory_is_given_back_and_taken_again_beside_all_else() {
+    let states = explore(Instance {
+        engines: &[BOTH],
+        loads: true,
+        spills: true,
+        trims: true,
+    });
+    assert_eq!(states, 31_483);
 }
