@@ -4,6 +4,7 @@
 //! [`Profile::origin`] tells which. A key the schema does not know is an error that names the
 //! nearest one it does. Profiles do not inherit: one file says all it changes.
 
+pub mod budget;
 pub mod catalog;
 mod change;
 mod document;

@@ -1,5 +1,7 @@
 //! Memory of the machine and of its processes.
 
+use std::path::Path;
+
 use crate::{Sysfs, SysfsError};
 
 /// The machine's memory in bytes.
@@ -33,6 +35,35 @@ impl Sysfs {
             total_bytes: field("MemTotal")?,
             available_bytes: field("MemAvailable")?,
         })
+    }
+
+    /// Most memory that this process and what shares its control groups may have, bytes: the machine's, or less
+    /// where a group has a limit (`memory.max` of cgroup v2, `memory.limit_in_bytes` of v1).
+    pub fn memory_limit_bytes(&self) -> Result<u64, SysfsError> {
+        let total = self.memory()?.total_bytes;
+        let groups = self.read("proc/self/cgroup").unwrap_or_default();
+        let limits = groups.lines().flat_map(|line| {
+            let mut fields = line.splitn(3, ':').skip(1);
+            let (controllers, group) = (fields.next().unwrap_or(""), fields.next().unwrap_or(""));
+            let (mount, file) = match controllers {
+                "" => ("sys/fs/cgroup", "memory.max"),
+                "memory" => ("sys/fs/cgroup/memory", "memory.limit_in_bytes"),
+                _ => return Vec::new(),
+            };
+            self.limits_above(mount, group, file)
+        });
+        Ok(limits.fold(total, u64::min))
+    }
+
+    /// What `file` says of a group and of each one above it, where it names a number. In a container the group may
+    /// lie elsewhere; then it is the mount itself.
+    fn limits_above(&self, mount: &str, group: &str, file: &str) -> Vec<u64> {
+        let group = Path::new(group.trim_start_matches('/'));
+        let read = |group: &Path| {
+            let path = Path::new(mount).join(group).join(file);
+            self.read(path.to_str()?).ok()?.trim().parse().ok()
+        };
+        group.ancestors().filter_map(read).collect()
     }
 
     /// Resident memory of process `pid` in bytes (`VmRSS`).
@@ -82,6 +113,35 @@ fn kib_field(text: &str, name: &str) -> Option<u64> {
 mod tests {
     use super::*;
     use crate::samples::root;
+
+    #[test]
+    fn the_tightest_of_machine_and_groups_is_the_limit() {
+        let limit = |files: &[(&str, &str)]| {
+            let meminfo = [("proc/meminfo", "MemTotal: 1000 kB\nMemAvailable: 10 kB\n")];
+            let files = [&meminfo[..], files].concat();
+            let (_dir, sysfs) = root(&files);
+            sysfs.memory_limit_bytes().unwrap()
+        };
+        assert_eq!(limit(&[]), 1_024_000);
+        let v2 = [
+            ("proc/self/cgroup", "0::/vitriol.slice/engine.service\n"),
+            (
+                "sys/fs/cgroup/vitriol.slice/engine.service/memory.max",
+                "max\n",
+            ),
+            ("sys/fs/cgroup/vitriol.slice/memory.max", "500000\n"),
+        ];
+        assert_eq!(limit(&v2), 500_000);
+        let v1 = [
+            ("proc/self/cgroup", "5:cpu:/\n4:memory:/a\n0::/\n"),
+            ("sys/fs/cgroup/memory/a/memory.limit_in_bytes", "400000\n"),
+            (
+                "sys/fs/cgroup/memory/memory.limit_in_bytes",
+                "9223372036854771712\n",
+            ),
+        ];
+        assert_eq!(limit(&v1), 400_000);
+    }
 
     #[test]
     fn meminfo_is_read_in_bytes() {

@@ -2,7 +2,7 @@
 
 use crate::{kv::PoolUse, step::Taken};
 use prometheus_client::metrics::{
-    counter::Counter, gauge::Gauge, histogram::Histogram, info::Info,
+    counter::Counter, family::Family, gauge::Gauge, histogram::Histogram, info::Info,
 };
 use std::{sync::atomic::AtomicU64, time::Duration};
 use vitriol_chassis::Registry;
@@ -197,6 +197,21 @@ impl EngineMetrics {
     pub fn register_kernels(to: &mut Registry, isa: Isa, threads: usize) {
         let labels = vec![("isa", isa.to_string()), ("threads", threads.to_string())];
         to.register("kernels", "What computes", Info::new(labels));
+    }
+
+    /// `parts`: of the house's memory as the profile plans it, bytes.
+    pub fn register_budget(to: &mut Registry, parts: Vec<(&'static str, u64)>) {
+        let budget = Family::<Vec<(&str, &str)>, Gauge>::default();
+        for (part, bytes) in parts {
+            budget
+                .get_or_create(&vec![("part", part)])
+                .set(bytes as i64);
+        }
+        to.register(
+            "memory_budget_bytes",
+            "Memory that the house may take",
+            budget,
+        );
     }
 
     pub fn register(&self, to: &mut Registry) {

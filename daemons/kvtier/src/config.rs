@@ -3,13 +3,20 @@
 use std::{path::PathBuf, time::Duration};
 
 use vitriol_ipc::HouseDirs;
-use vitriol_profile::Profile;
+use vitriol_profile::{
+    Profile,
+    budget::{Budget, NotClosed},
+};
+use vitriol_sysfs::Sysfs;
 use vitriol_units::Bytes;
 
 use crate::{
     arena::{ArenaError, plan_slots},
     mirror::segment::stored_bytes,
 };
+
+/// The engine that the arena is for.
+const ENGINE: &str = "main";
 
 /// Records on disk take as many times the memory, where the profile does not say.
 const MIRROR_TO_ARENA: u64 = 8;
@@ -48,6 +55,8 @@ pub struct MirrorConfig {
 pub enum ConfigError {
     #[error("the profile has no KV tier; set enabled = true in its [kvtier]")]
     NotEnabled,
+    #[error(transparent)]
+    Memory(#[from] NotClosed),
     #[error("kvtier.arena_bytes, kvtier.slot_bytes")]
     Sizes(#[source] ArenaError),
     #[error("kvtier.mirror_dir = '{0}' is no absolute path; write one that begins with '/'")]
@@ -70,6 +79,10 @@ impl Config {
         }
         let (arena_bytes, slot_bytes) = (settings.arena_bytes.get(), settings.slot_bytes.get());
         plan_slots(arena_bytes, slot_bytes).map_err(ConfigError::Sizes)?;
+        // What the model takes the engine knows; a machine that does not say what it has is not judged.
+        if let Ok(limit) = Sysfs::host().memory_limit_bytes() {
+            Budget::of(profile, ENGINE, 0).check(limit)?;
+        }
         let mirror = match settings.mirror {
             false => None,
             true => {

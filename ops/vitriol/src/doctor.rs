@@ -1,6 +1,5 @@
 //! `vitriol doctor`: can this machine run the house, and if not, what helps.
 
-mod budget;
 mod check;
 mod checks;
 mod storage;
@@ -8,8 +7,6 @@ mod storage;
 use vitriol_chassis::{Environment, Exit, Failure};
 use vitriol_profile::Overrides;
 use vitriol_sysfs::Sysfs;
-
-pub use self::checks::OVERHEAD_BYTES;
 
 use self::{
     check::{Check, describe, to_json, verdict},

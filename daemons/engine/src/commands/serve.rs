@@ -24,9 +24,11 @@ use vitriol_chassis::{
 use vitriol_ipc::{HouseDirs, Listener};
 use vitriol_kernels_cpu::Isa;
 use vitriol_profile::{
-    Engine as EngineProfile, KvTier, Overrides, Profile, Tenant, catalog, try_reading,
+    Engine as EngineProfile, KvTier, Overrides, Profile, Tenant, budget::Budget, catalog,
+    try_reading,
 };
 use vitriol_proto::engine::v1::engine_server::EngineServer;
+use vitriol_sysfs::Sysfs;
 
 /// What is shorter is soon computed.
 const CONVERSATION_TOKENS_MIN: usize = 1024;
@@ -71,6 +73,7 @@ struct Config {
     isa: Option<Isa>,
     repack: Repack,
     kv_bytes_max: u64,
+    budget: Budget,
     limits: EngineLimits,
     drain: Duration,
     setup: Setup,
@@ -107,6 +110,7 @@ impl Config {
             isa: Isa::parse(engine.isa.as_str()).or_exit(Exit::Config)?,
             repack: repack(engine.repack, environment)?,
             kv_bytes_max: engine.kv_bytes_max.get(),
+            budget: budget(&profile, &args.name, &model)?,
             limits: limits(
                 engine,
                 profile.tenants.get(&args.name),
@@ -120,6 +124,18 @@ impl Config {
             model,
         })
     }
+}
+
+/// What the house takes of the machine's memory. Errors: more than there is for it.
+fn budget(profile: &Profile, name: &str, model: &Path) -> Result<Budget, Failure> {
+    // Of a split model the first part; what it has at run time stands in its metrics.
+    let weights = model.metadata().map_or(0, |file| file.len());
+    let budget = Budget::of(profile, name, weights);
+    // A machine that does not say what it has is not judged.
+    if let Ok(limit) = Sysfs::host().memory_limit_bytes() {
+        budget.check(limit).or_exit(Exit::Config)?;
+    }
+    Ok(budget)
 }
 
 /// What to do about a model file that cannot be opened.
@@ -256,6 +272,11 @@ fn bring_up(config: Config, daemon: &Daemon) -> Result<Serving, Failure> {
             .board
             .loading(at.phase.describe(), at.bytes_done, at.bytes_all);
     };
+    let budget = &config.budget;
+    tracing::info!("the house's memory, at most: {}", budget.terms());
+    daemon
+        .board
+        .register(|registry| EngineMetrics::register_budget(registry, budget.parts()));
     let began = Instant::now();
     let asked = config.limits.context_tokens;
     let plan = |hyper: &Hyperparameters| PagePlan {

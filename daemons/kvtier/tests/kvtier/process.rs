@@ -318,7 +318,11 @@ fn what_it_cannot_run_with_is_said_and_ends_it() {
             78,
             "kvtier.mirror_bytes_max",
         ),
-        ("enabled = true\narena_bytes = '1024 TiB'", 69, "lower it"),
+        (
+            "enabled = true\narena_bytes = '1024 TiB'",
+            78,
+            "set kvtier.arena_bytes to at most",
+        ),
     ] {
         let ended = House::new(settings).command().output().unwrap();
         let said = String::from_utf8_lossy(&ended.stderr).into_owned();

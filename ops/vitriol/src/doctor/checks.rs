@@ -9,6 +9,7 @@ use std::{
 use vitriol_ipc::HouseDirs;
 use vitriol_profile::{
     Isa, Profile,
+    budget::{Balance, Budget},
     catalog::{self, KnownModel},
 };
 use vitriol_sysfs::{Cpu, Memory, Sysfs, ThpMode, usable_cores};
@@ -16,16 +17,12 @@ use vitriol_units::Bytes;
 
 use super::{
     Check,
-    budget::{Balance, Budget},
     storage::{Place, judge_disk, standing_ancestor, try_writing},
 };
 use crate::model::{
     digest::digest_file,
     python::{can_make_venv, find_python},
 };
-
-/// Beside weights and KV: code, tokenizer, buffers of a step, two daemons.
-pub const OVERHEAD_BYTES: u64 = 256 << 20;
 
 /// Decisions and logs at their default bounds.
 const STATE_BYTES: u64 = 192 << 20;
@@ -123,21 +120,7 @@ impl Subject {
         };
         let known = catalog::find(None).map_or(0, |known| known.bytes);
         let weights = model.metadata().map_or(known, |found| found.len());
-        let kv = self
-            .profile
-            .engine("main")
-            .map_or(0, |engine| engine.kv_bytes_max.get());
-        let tier = &self.profile.kvtier;
-        let budget = Budget {
-            weights,
-            overhead: OVERHEAD_BYTES,
-            arena: if tier.enabled {
-                tier.arena_bytes.get()
-            } else {
-                0
-            },
-            kv,
-        };
+        let budget = Budget::of(&self.profile, "main", weights);
         judge_memory(memory, budget, self.sysfs.thp_mode())
     }
 
@@ -423,7 +406,7 @@ mod tests {
             };
             let budget = Budget {
                 weights: 100 << 20,
-                overhead: OVERHEAD_BYTES,
+                overhead: 256 << 20,
                 arena: 0,
                 kv: 1 << 30,
             };

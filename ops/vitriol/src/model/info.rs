@@ -24,7 +24,9 @@ use self::{
     kv::KvNeed,
     report::Report,
 };
-use crate::{cli::InfoArgs, doctor::OVERHEAD_BYTES, term};
+use vitriol_profile::budget::OVERHEAD_BYTES;
+
+use crate::{cli::InfoArgs, term};
 
 /// The engine whose settings count.
 const ENGINE: &str = "main";

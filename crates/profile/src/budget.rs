@@ -2,14 +2,20 @@
 
 use vitriol_units::Bytes;
 
+use crate::Profile;
+
 /// The least that the profile takes for an arena.
 const ARENA_BYTES_MIN: u64 = 4 << 20;
 
+/// What a house takes beyond weights, KV pages and arena, bytes: code, tokenizer, buffers of a step, the small
+/// daemons.
+pub const OVERHEAD_BYTES: u64 = 256 << 20;
+
 /// What the house takes of a machine's memory, bytes.
-#[derive(Clone, Copy, Debug, Default)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Budget {
     pub weights: u64,
-    /// Code, tokenizer, buffers of a step, the small daemons.
+    /// See [`OVERHEAD_BYTES`].
     pub overhead: u64,
     /// Of kvtier, all of it taken at its start; 0 without one.
     pub arena: u64,
@@ -32,7 +38,48 @@ pub enum Balance {
     },
 }
 
+/// The house takes more memory than there is for it.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[error(
+    "the memory of this profile does not close: the house takes up to {}, and there are {} for it:\n{}{remedy}",
+    Bytes(.budget.most()).rounded(),
+    Bytes(*.limit).rounded(),
+    .budget.table(),
+)]
+pub struct NotClosed {
+    budget: Budget,
+    limit: u64,
+    remedy: String,
+}
+
 impl Budget {
+    /// That of a house with this profile, one engine and a model of so many bytes.
+    pub fn of(profile: &Profile, engine: &str, weights: u64) -> Self {
+        let (tier, engine) = (&profile.kvtier, profile.engine(engine));
+        Self {
+            weights,
+            overhead: OVERHEAD_BYTES,
+            arena: if tier.enabled {
+                tier.arena_bytes.get()
+            } else {
+                0
+            },
+            kv: engine.map_or(0, |engine| engine.kv_bytes_max.get()),
+        }
+    }
+
+    /// Errors: it takes more than `limit`, be it when every KV page is used.
+    pub fn check(&self, limit: u64) -> Result<(), NotClosed> {
+        match self.balance(limit) {
+            Balance::Closes => Ok(()),
+            Balance::Tight { remedy } | Balance::Short { remedy, .. } => Err(NotClosed {
+                budget: *self,
+                limit,
+                remedy,
+            }),
+        }
+    }
+
     /// What is taken at the start.
     pub fn least(&self) -> u64 {
         let fixed = self.weights.saturating_add(self.overhead);
@@ -44,18 +91,31 @@ impl Budget {
         self.least().saturating_add(self.kv)
     }
 
-    /// Every term by its name, largest first.
-    pub fn terms(&self) -> String {
-        let mut terms = [
+    /// Every term that is not zero by its name, largest first.
+    pub fn parts(&self) -> Vec<(&'static str, u64)> {
+        let mut parts = vec![
             ("weights", self.weights),
             ("arena", self.arena),
             ("KV pages", self.kv),
             ("all else", self.overhead),
         ];
-        terms.sort_by_key(|(_, bytes)| std::cmp::Reverse(*bytes));
-        let terms = terms.iter().filter(|(_, bytes)| *bytes > 0);
-        let terms = terms.map(|(name, bytes)| format!("{name} {}", Bytes(*bytes).rounded()));
+        parts.sort_by_key(|(_, bytes)| std::cmp::Reverse(*bytes));
+        parts.retain(|(_, bytes)| *bytes > 0);
+        parts
+    }
+
+    /// The terms in one line.
+    pub fn terms(&self) -> String {
+        let terms = self.parts().into_iter();
+        let terms = terms.map(|(name, bytes)| format!("{name} {}", Bytes(bytes).rounded()));
         terms.collect::<Vec<_>>().join(", ")
+    }
+
+    /// The terms and their sum, a line each.
+    pub fn table(&self) -> String {
+        let line = |(name, bytes)| format!("  {name:<10}{:>10}\n", Bytes(bytes).rounded());
+        let all = [("together", self.most())];
+        self.parts().into_iter().chain(all).map(line).collect()
     }
 
     /// Whether it closes, and which setting to lower where it does not.
@@ -119,6 +179,23 @@ mod tests {
             };
             assert!(remedy.contains("smaller model"), "{remedy}");
         }
+    }
+
+    #[test]
+    fn what_does_not_close_is_told_term_by_term_with_a_remedy() {
+        let profile = Profile::default();
+        let budget = Budget::of(&profile, "main", 98 << 20);
+        assert_eq!((budget.arena, budget.kv), (0, 1 << 30));
+        assert_eq!(budget.check(2 << 30), Ok(()));
+        let said = budget.check(1 << 30).unwrap_err().to_string();
+        let expected = "\
+            the memory of this profile does not close: the house takes up to 1.3 GiB, and there are 1 GiB for it:\n  \
+              KV pages       1 GiB\n  \
+              all else     256 MiB\n  \
+              weights       98 MiB\n  \
+              together     1.3 GiB\n\
+            set engine.main.kv_bytes_max to at most '670 MiB'";
+        assert_eq!(said, expected);
     }
 
     #[test]
