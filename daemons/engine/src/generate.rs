@@ -47,6 +47,18 @@ impl Engine {
         self.generate_as(id, ownership, request)
     }
 
+    /// The same as a turn of the conversation with this name.
+    pub fn generate_in(
+        &self,
+        session_id: &str,
+        mut request: GenerationRequest,
+    ) -> Result<Generation, SubmitError> {
+        let id = self.next_sequence();
+        let ownership = Ownership::new("", session_id, id, Priority::Interactive);
+        request.session_id = session_id.into();
+        self.generate_as(id, ownership, request)
+    }
+
     /// The same for somebody.
     pub fn generate_for(
         &self,

@@ -89,6 +89,8 @@ pub struct TierMetrics {
     pub lookup_seconds: Counter<f64, AtomicU64>,
     pub tokens_arena: Counter,
     pub tokens_mirror: Counter,
+    pub turns_told: Counter,
+    pub turns_dropped: Counter,
     pub alarms: Counter,
 }
 
@@ -159,6 +161,16 @@ impl TierMetrics {
                 "mirror_tokens",
                 "Prompt tokens whose KV came from kvtier's disk",
                 &self.tokens_mirror,
+            ),
+            (
+                "turns_told",
+                "Turns of named conversations that kvtier's catalogue was told of",
+                &self.turns_told,
+            ),
+            (
+                "turns_dropped",
+                "Turns of named conversations that it was not: it failed, or too many waited",
+                &self.turns_dropped,
             ),
             (
                 "alarms",

@@ -285,6 +285,12 @@ impl StepLoop {
             }
             let worked = self.step();
             self.spill();
+            if let Some(desk) = &self.desk {
+                self.roster
+                    .take_turns()
+                    .into_iter()
+                    .for_each(|turn| desk.turn_ended(turn));
+            }
             // Shown before it is told: who has heard of an end finds the slot free.
             self.publish();
             self.outbox.flush();

@@ -16,8 +16,9 @@ use vitriol_units::Bytes;
 
 use crate::{
     arena::Arena,
+    catalogue::Catalogue,
     config::{Config, MirrorConfig},
-    metrics::TierCollector,
+    metrics::{CatalogueCollector, TierCollector},
     mirror::{
         BlockStore, StoreError,
         disk::LocalDisk,
@@ -26,6 +27,7 @@ use crate::{
         writer::{Mirror, WriterConfig},
     },
     service::{KvTierService, Tokens, serve_arena},
+    sessions::Sessions,
     spill::{spill_all, spill_when_sealed},
     tier::{Tier, TierStats},
 };
@@ -35,6 +37,9 @@ const BEAT: Duration = Duration::from_secs(1);
 
 /// Under what name the service manager keeps the arena.
 const ARENA: &str = "arena";
+
+/// Where the mirror keeps the catalogue.
+const SESSIONS: &str = "sessions";
 
 /// Where the mirror keeps what it wrote, day by day.
 const LEDGER: &str = "endurance.tsv";
@@ -51,11 +56,22 @@ pub async fn run(config: Config, inherited: Inherited, daemon: Daemon) -> Result
     let kept = inherited.take_kept(ARENA).or_exit(Exit::Dependency)?;
     let arena = open_arena(kept, config.arena_bytes, config.slot_bytes, &daemon).await?;
     let writing = WriterConfig::default();
+    let sessions = config
+        .mirror
+        .as_ref()
+        .map(|mirror| mirror.directory.join(SESSIONS));
+    let catalogue = blocking(|| sessions.map_or_else(Catalogue::in_memory, Catalogue::open));
+    let catalogue = Arc::new(catalogue.await?);
     let mirror = config.mirror.map(|mirror| start_mirror(mirror, writing));
     let tier = Arc::new(Tier::new(arena, mirror.transpose()?));
 
     let (tokens, sealed) = (Arc::new(Tokens::default()), Arc::new(Notify::new()));
-    let service = KvTierService::new(Arc::clone(&tier), Arc::clone(&tokens), Arc::clone(&sealed));
+    let service = KvTierService::new(
+        Arc::clone(&tier),
+        Sessions::new(Arc::clone(&tier), Arc::clone(&catalogue)),
+        Arc::clone(&tokens),
+        Arc::clone(&sealed),
+    );
     let routes = Routes::new(KvTierServer::new(service));
     let mut server = RpcServer::spawn(calls, routes, daemon.board.clone());
     let handing_out = serve_arena(arena_socket.incoming(), Arc::clone(&tier), tokens);
@@ -63,9 +79,11 @@ pub async fn run(config: Config, inherited: Inherited, daemon: Daemon) -> Result
     let spilling = spill_when_sealed(Arc::clone(&tier), sealed, writing.retry_after);
     let spilling = tokio::spawn(spilling);
     let metrics = TierCollector(Arc::downgrade(&tier));
-    daemon
-        .board
-        .register(|registry| registry.register_collector(Box::new(metrics)));
+    let sessions = CatalogueCollector(Arc::downgrade(&catalogue));
+    daemon.board.register(|registry| {
+        registry.register_collector(Box::new(metrics));
+        registry.register_collector(Box::new(sessions));
+    });
 
     let mut beats = tokio::time::interval(daemon.heartbeat.idle_max().unwrap_or(BEAT).min(BEAT));
     beats.set_missed_tick_behavior(MissedTickBehavior::Delay);

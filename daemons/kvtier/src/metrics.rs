@@ -9,7 +9,7 @@ use prometheus_client::{
     registry::Unit,
 };
 
-use crate::{mirror::writer::MirrorStats, tier::Tier};
+use crate::{catalogue::Catalogue, mirror::writer::MirrorStats, tier::Tier};
 
 /// The metrics of a tier, for as long as there is one.
 #[derive(Debug)]
@@ -68,6 +68,25 @@ impl Collector for TierCollector {
             Some(mirror) => encode_mirror(&mut to, mirror),
             None => Ok(()),
         }
+    }
+}
+
+/// The metrics of a catalogue, for as long as there is one.
+#[derive(Debug)]
+pub struct CatalogueCollector(pub Weak<Catalogue>);
+
+impl Collector for CatalogueCollector {
+    fn encode(&self, mut to: DescriptorEncoder<'_>) -> Result<(), FmtError> {
+        let Some(catalogue) = self.0.upgrade() else {
+            return Ok(());
+        };
+        let stats = catalogue.stats();
+        let sessions = "Conversations of the catalogue";
+        gauge(&mut to, "sessions", sessions, None, stats.sessions)?;
+        let damaged = "Files of the catalogue that were no entries";
+        counter(&mut to, "session_files_damaged", damaged, stats.damaged)?;
+        let failures = "Times that an entry of the catalogue could not be written";
+        counter(&mut to, "session_write_failures", failures, stats.failures)
     }
 }
 

@@ -6,20 +6,23 @@ mod wire;
 
 use std::{sync::Arc, time::Duration};
 
-use tokio::sync::{Notify, oneshot};
+use tokio::sync::{Notify, mpsc, oneshot};
 use tokio_stream::{
     StreamExt,
-    wrappers::{BroadcastStream, WatchStream},
+    wrappers::{BroadcastStream, ReceiverStream, WatchStream},
 };
 use tonic::{Request, Response, Status, codegen::BoxStream, transport::server::UdsConnectInfo};
 use vitriol_proto::kvtier::v1::{
     AttachRequest, AttachResponse, DestroyRequest, DestroyResponse, Event as WireEvent,
-    EventsRequest, Found as WireFound, LoadRequest, LoadResponse, LookupRequest, LookupResponse,
-    ReleaseRequest, ReleaseResponse, ReserveRequest, ReserveResponse, SealRequest, SealResponse,
-    StatsRequest, StatsResponse, TrimRequest, TrimResponse, kv_tier_server,
+    EventsRequest, Found as WireFound, ListSessionsRequest, LoadRequest, LoadResponse,
+    LookupRequest, LookupResponse, PutSessionRequest, PutSessionResponse, ReleaseRequest,
+    ReleaseResponse, RemoveSessionRequest, RemoveSessionResponse, ReserveRequest, ReserveResponse,
+    SealRequest, SealResponse, SessionInfo, StatsRequest, StatsResponse, TrimRequest, TrimResponse,
+    kv_tier_server,
 };
 
 use crate::{
+    sessions::{SessionError, Sessions},
     slots::{EngineId, Refused, Session},
     tier::{Destroyed, Found, Offer, Tier},
 };
@@ -29,6 +32,12 @@ use engine_watch::EngineWatch;
 /// Most names or records of one call.
 const NAMES_MAX: usize = 4096;
 
+/// Conversations of a list that wait for its reader.
+const LISTED_IN_FLIGHT: usize = 16;
+
+/// Names of records that are told to who asked to have them destroyed.
+const LEFT_NAMES_MAX: usize = 16;
+
 /// Most records of one Load: each is read from a disk while the caller waits.
 const LOADS_MAX: usize = 64;
 
@@ -36,6 +45,7 @@ const LOADS_MAX: usize = 64;
 #[derive(Clone, Debug)]
 pub struct KvTierService {
     tier: Arc<Tier>,
+    sessions: Sessions,
     tokens: Arc<Tokens>,
     engines: EngineWatch,
     sealed: Arc<Notify>,
@@ -44,13 +54,19 @@ pub struct KvTierService {
 impl KvTierService {
     /// The service of `tier`. Watches engines of an earlier run from now on; must be called inside a
     /// tokio runtime. `sealed` is told when there is something to spill.
-    pub fn new(tier: Arc<Tier>, tokens: Arc<Tokens>, sealed: Arc<Notify>) -> Self {
+    pub fn new(
+        tier: Arc<Tier>,
+        sessions: Sessions,
+        tokens: Arc<Tokens>,
+        sealed: Arc<Notify>,
+    ) -> Self {
         let engines = EngineWatch::new(Arc::clone(&tier));
         for engine in tier.quarantined() {
             engines.watch_earlier(engine);
         }
         Self {
             tier,
+            sessions,
             tokens,
             engines,
             sealed,
@@ -90,6 +106,26 @@ fn status(refused: Refused) -> Status {
     }
 }
 
+fn session_status(error: SessionError) -> Status {
+    let message = with_causes(&error);
+    match error {
+        SessionError::Entry(_) => Status::invalid_argument(message),
+        SessionError::Unknown(_) => Status::not_found(message),
+        SessionError::Remove { .. } => Status::aborted(message),
+        SessionError::Task(_) => Status::internal(message),
+    }
+}
+
+fn with_causes(error: &dyn std::error::Error) -> String {
+    let mut message = error.to_string();
+    let mut cause = error.source();
+    while let Some(error) = cause {
+        message += &format!(": {error}");
+        cause = error.source();
+    }
+    message
+}
+
 fn check_count(what: &str, count: usize, most: usize) -> Result<(), Status> {
     match count <= most {
         true => Ok(()),
@@ -102,6 +138,7 @@ fn check_count(what: &str, count: usize, most: usize) -> Result<(), Status> {
 #[tonic::async_trait]
 impl kv_tier_server::KvTier for KvTierService {
     type EventsStream = BoxStream<WireEvent>;
+    type ListSessionsStream = BoxStream<SessionInfo>;
 
     async fn attach(
         &self,
@@ -271,6 +308,53 @@ impl kv_tier_server::KvTier for KvTierService {
     }
 
     async fn stats(&self, _: Request<StatsRequest>) -> Result<Response<StatsResponse>, Status> {
-        Ok(Response::new(wire::from_stats(&self.tier)))
+        let catalogue = self.sessions.catalogue().stats();
+        Ok(Response::new(wire::from_stats(&self.tier, catalogue)))
+    }
+
+    async fn put_session(
+        &self,
+        request: Request<PutSessionRequest>,
+    ) -> Result<Response<PutSessionResponse>, Status> {
+        let PutSessionRequest { id, chain, tokens } = request.into_inner();
+        let chain = wire::chain(chain.unwrap_or_default())?;
+        let put = self.sessions.put(id, chain, tokens).await;
+        let changed = put.map_err(session_status)?;
+        Ok(Response::new(PutSessionResponse { changed }))
+    }
+
+    async fn list_sessions(
+        &self,
+        _: Request<ListSessionsRequest>,
+    ) -> Result<Response<Self::ListSessionsStream>, Status> {
+        let (told, listed) = mpsc::channel(LISTED_IN_FLIGHT);
+        let sessions = self.sessions.clone();
+        tokio::spawn(async move {
+            for entry in sessions.catalogue().list() {
+                let found = sessions.find(Arc::clone(&entry)).await;
+                let info = found.map(|found| wire::from_session_entry(&entry, found));
+                // Who asked may have left.
+                if told.send(info.map_err(session_status)).await.is_err() {
+                    return;
+                }
+            }
+        });
+        Ok(Response::new(Box::pin(ReceiverStream::new(listed))))
+    }
+
+    async fn remove_session(
+        &self,
+        request: Request<RemoveSessionRequest>,
+    ) -> Result<Response<RemoveSessionResponse>, Status> {
+        let id = request.into_inner().id;
+        let removed = self.sessions.remove(&id).await.map_err(session_status)?;
+        let left_names = removed.left.iter().take(LEFT_NAMES_MAX);
+        Ok(Response::new(RemoveSessionResponse {
+            destroyed: removed.destroyed,
+            shared: removed.shared,
+            cause: removed.cause.unwrap_or_default(),
+            left: removed.left.len() as u64,
+            left_names: left_names.map(wire::from_name).collect(),
+        }))
     }
 }

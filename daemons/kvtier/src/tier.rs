@@ -80,6 +80,19 @@ pub enum Destroyed {
     NotYet,
 }
 
+/// Where a record is now.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Presence {
+    /// In the arena, to be found.
+    pub in_arena: bool,
+    /// An engine, or a load, is writing it to the arena.
+    pub is_being_written: bool,
+    pub on_mirror: bool,
+}
+
+/// Names that are looked for under one lock.
+const NAMES_PER_LOCK: usize = 4096;
+
 /// Events that may wait for who listens; of more the oldest are lost.
 const EVENTS_MAX: usize = 64;
 
@@ -464,6 +477,29 @@ impl Tier {
     /// Whether there is a mirror that takes records.
     fn mirrors(&self) -> bool {
         self.mirror.as_ref().is_some_and(|mirror| !mirror.is_down())
+    }
+
+    /// Where each of these records is, in their order. Nothing is pinned, and it is no use of them.
+    pub fn presence(&self, names: &[RecordName]) -> Vec<Presence> {
+        let of = |books: &Books, name: &RecordName| Presence {
+            in_arena: books.table.find(name).is_some(),
+            is_being_written: books.table.is_being_written(name),
+            on_mirror: self
+                .mirror
+                .as_ref()
+                .is_some_and(|mirror| mirror.holds(name)),
+        };
+        let mut presence = Vec::with_capacity(names.len());
+        for names in names.chunks(NAMES_PER_LOCK) {
+            let books = self.books();
+            presence.extend(names.iter().map(|name| of(&books, name)));
+        }
+        presence
+    }
+
+    /// Whether there is a mirror, up or down.
+    pub fn has_mirror(&self) -> bool {
+        self.mirror.is_some()
     }
 
     /// Whether there is a mirror that takes no records for now.

@@ -15,7 +15,10 @@ use crate::{
     },
     sequence::{EndReason, EventKind, NewSequence, SequenceId},
     speculation::Drafter,
-    tier::{desk::Stored, mirror_choice::Source},
+    tier::{
+        desk::{Stored, Turn},
+        mirror_choice::Source,
+    },
 };
 use std::{
     collections::BTreeSet,
@@ -72,6 +75,8 @@ pub struct Roster {
     pub running: Vec<Running>,
     /// Pages that another thread has, by group: nobody else gets them before they are back.
     lent: Vec<(usize, PageRef)>,
+    /// Turns of named conversations that have ended, where there is a tier.
+    turns: Vec<Turn>,
 }
 
 impl Roster {
@@ -90,6 +95,7 @@ impl Roster {
             waiting: Vec::new(),
             running: Vec::new(),
             lent: Vec::new(),
+            turns: Vec::new(),
             limits,
             metrics,
         }
@@ -291,6 +297,11 @@ impl Roster {
         self.pools.groups()[group].pool.has_one_holder(page)
     }
 
+    /// Turns of named conversations that have ended since the last time.
+    pub fn take_turns(&mut self) -> Vec<Turn> {
+        std::mem::take(&mut self.turns)
+    }
+
     /// Gives back pages that nobody else has any more.
     pub fn release_lent(&mut self, is_lent: impl Fn(usize, u32) -> bool) {
         self.lent
@@ -334,7 +345,10 @@ impl Roster {
         };
         let before = (self.waiting.len(), self.running.len());
         self.waiting.retain(&mut stays);
-        self.running.retain(|running| stays(&running.sequence));
+        let gone = |running: &mut Running| !stays(&running.sequence);
+        for running in self.running.extract_if(.., gone) {
+            self.turns.extend(turn_of(&running, &self.limits));
+        }
         (before.0 - self.waiting.len(), before.1 - self.running.len())
     }
 
@@ -623,7 +637,9 @@ impl Roster {
         }
         let mut waits_again = 0;
         for running in self.running.extract_if(.., |running| leaves(running)) {
-            if running.ended.is_none() {
+            if running.ended.is_some() {
+                self.turns.extend(turn_of(&running, &self.limits));
+            } else {
                 let sequence = running.give_way();
                 let at = self
                     .waiting
@@ -639,7 +655,10 @@ impl Roster {
     /// A planned step of these shares has been computed, sampled and told in `took_ms`.
     pub fn finish_step(&mut self, shares: &[Share], took_ms: f64) {
         self.scheduler.observe_step(shares, took_ms);
-        self.running.retain(|running| running.ended.is_none());
+        let ended = |running: &mut Running| running.ended.is_some();
+        for running in self.running.extract_if(.., ended) {
+            self.turns.extend(turn_of(&running, &self.limits));
+        }
     }
 }
 
@@ -651,6 +670,18 @@ fn storing(limits: &RosterLimits, sequence: &Sequence) -> Storing {
         .map_or(Storing::Never, |min| Storing::Each {
             named: is_named && sequence.tokens.len() >= min,
         })
+}
+
+/// What is to be told of a sequence that ends.
+fn turn_of(running: &Running, limits: &RosterLimits) -> Option<Turn> {
+    let sequence = &running.sequence;
+    let session_id = &sequence.new.session_id;
+    let is_told = limits.conversation_tokens_min.is_some() && !session_id.is_empty();
+    is_told.then(|| Turn {
+        session_id: std::sync::Arc::clone(session_id),
+        keys: running.tables.sealed().to_vec(),
+        tokens: sequence.tokens.len(),
+    })
 }
 
 /// Tables for a sequence that go on behind the first `prefix` blocks of its chain, and how many of its tokens

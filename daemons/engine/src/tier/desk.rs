@@ -18,6 +18,9 @@ use vitriol_proto::kvtier::v1::{Pinned, Ticket};
 /// Pages that are lent to be stored at once; they are held as long.
 pub const SPILLS_MAX: usize = 64;
 
+/// Conversations of which a turn may wait to be told; of one more the oldest is not.
+pub const TURNS_MAX: usize = 64;
+
 /// Where the step thread and the tier's meet: jobs one way, answers the other. Neither waits for the other:
 /// the lock is held to move a job, and no job is dropped under it, since a job that ends answers.
 ///
@@ -47,6 +50,7 @@ struct Inner {
     looks: VecDeque<Look>,
     fills: VecDeque<Fill>,
     releases: Vec<(SessionNumber, Vec<Ticket>)>,
+    turns: VecDeque<Turn>,
     answers: Vec<Answer>,
     prefill_tokens_per_second: Option<f64>,
 }
@@ -66,6 +70,17 @@ pub struct Spill {
     /// It need not be offered again.
     pub is_done: bool,
     desk: Arc<Desk>,
+}
+
+/// How a turn of a conversation ended.
+#[derive(Clone, Debug)]
+pub struct Turn {
+    /// Not empty.
+    pub session_id: Arc<str>,
+    /// Of its full blocks.
+    pub keys: Vec<BlockKey>,
+    /// Prompt and answer.
+    pub tokens: usize,
 }
 
 /// What there is of a chain?
@@ -166,6 +181,7 @@ pub enum Job {
     /// A part of it: the rest is to be put back.
     Fill(Fill),
     Spill(Vec<Spill>),
+    Turn(Turn),
     /// Nothing is left, and nothing will come.
     End,
 }
@@ -306,6 +322,26 @@ impl Desk {
         drop(withdrawn);
     }
 
+    /// Has a turn told of, when what it computed is stored. Of each conversation the latest turn waits, unless it ended
+    /// before it came as far as the one before; also while nobody is there to be told.
+    pub fn turn_ended(&self, turn: Turn) {
+        let mut inner = self.inner();
+        let of_it = |waiting: &&mut Turn| waiting.session_id == turn.session_id;
+        match inner.turns.iter_mut().find(of_it) {
+            Some(waiting) if waiting.keys.starts_with(&turn.keys) => {}
+            Some(waiting) => *waiting = turn,
+            None => {
+                if inner.turns.len() == TURNS_MAX {
+                    inner.turns.pop_front();
+                    self.metrics.turns_dropped.inc();
+                }
+                inner.turns.push_back(turn);
+            }
+        }
+        drop(inner);
+        self.work.notify_one();
+    }
+
     /// What has been answered since the last time.
     pub fn answers(&self) -> Vec<Answer> {
         mem::take(&mut self.inner().answers)
@@ -369,7 +405,10 @@ impl Desk {
         let alike = inner.spills.iter();
         let alike = alike.take_while(|page| Some(page.of_session) == first);
         match alike.count().min(spills_max) {
-            0 => inner.closing.then_some(Job::End),
+            0 => match inner.turns.pop_front() {
+                Some(turn) => Some(Job::Turn(turn)),
+                None => inner.closing.then_some(Job::End),
+            },
             alike => Some(Job::Spill(inner.spills.drain(..alike).collect())),
         }
     }
@@ -514,5 +553,35 @@ mod tests {
         assert!(desk.next(1).is_none());
         desk.close();
         assert!(matches!(desk.next(1), Some(Job::End)));
+    }
+
+    #[test]
+    fn the_latest_turn_of_each_conversation_waits_and_none_for_ever() {
+        let desk = Arc::new(Desk::new(Duration::from_secs(1), 0, TierMetrics::default()));
+        let chain = BlockKeys::new(&[0; 32], b"").chain(&[7; 192]);
+        let turn = |session: &str, keys: usize, tokens: usize| Turn {
+            session_id: session.into(),
+            keys: chain[..keys].to_vec(),
+            tokens,
+        };
+        desk.turn_ended(turn("a", 1, 70));
+        desk.turn_ended(turn("b", 1, 80));
+        desk.turn_ended(turn("a", 3, 200));
+        // It was cancelled.
+        desk.turn_ended(turn("a", 2, 150));
+        desk.close();
+        let mut told = Vec::new();
+        while let Some(Job::Turn(turn)) = desk.next(1) {
+            told.push((turn.session_id.to_string(), turn.keys.len(), turn.tokens));
+        }
+        assert_eq!(told, [("a".to_owned(), 3, 200), ("b".to_owned(), 1, 80)]);
+        for session in 0..=TURNS_MAX {
+            desk.turn_ended(turn(&session.to_string(), 1, 70));
+        }
+        assert_eq!(desk.metrics.turns_dropped.get(), 1);
+        let Some(Job::Turn(oldest)) = desk.next(1) else {
+            panic!("turns wait");
+        };
+        assert_eq!(&*oldest.session_id, "1");
     }
 }

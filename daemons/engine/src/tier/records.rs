@@ -1,10 +1,10 @@
 use crate::{
-    kv::{BlockKey, KvCodecs, PAGE_TOKENS},
+    kv::{BlockKey, KvCodecs, PAGE_TOKENS, Window},
     model::KvGroup,
 };
 use std::ops::Range;
 use vitriol_kernels_cpu::{Isa, NUMERICS_VERSION};
-use vitriol_proto::kvtier::v1::RecordName;
+use vitriol_proto::kvtier::v1::{RecordName, SessionChain, SessionPart};
 
 /// Parts of one page at most: their numbers share a word with that of the group.
 const PARTS_MAX: u32 = 1 << 16;
@@ -56,7 +56,24 @@ impl RecordLayout {
         RecordName {
             key: key.as_bytes().to_vec(),
             tag: self.tag.to_vec(),
-            group: group as u32 * PARTS_MAX + part as u32,
+            group: number(group, part),
+        }
+    }
+
+    /// A conversation's full blocks and the records that each has. `windows`: by group, what its queries see.
+    pub fn chain(&self, windows: &[Window], keys: &[BlockKey]) -> SessionChain {
+        let parts = windows.iter().enumerate().flat_map(|(group, window)| {
+            let needed_from = window.first_block(keys.len() * PAGE_TOKENS).min(keys.len());
+            (0..self.parts(group)).map(move |part| SessionPart {
+                group: number(group, part),
+                needed_from: needed_from as u32,
+            })
+        });
+        let keys = keys.iter().flat_map(|key| key.as_bytes());
+        SessionChain {
+            tag: self.tag.to_vec(),
+            parts: parts.collect(),
+            keys: keys.copied().collect(),
         }
     }
 
@@ -65,6 +82,11 @@ impl RecordLayout {
         let mut groups = 0..self.page_bytes.len();
         groups.all(|group| self.parts(group) <= PARTS_MAX as usize)
     }
+}
+
+/// Number of a part, as kvtier has it.
+fn number(group: usize, part: usize) -> u32 {
+    group as u32 * PARTS_MAX + part as u32
 }
 
 /// Whatever decides the bytes of a page beside the model and its tokens: codecs, where they lie, how they
@@ -114,6 +136,21 @@ mod tests {
         assert_eq!(numbers, [0, 0x1_0000, 0x1_0002]);
         let small = RecordLayout::new(&[0; 32], &[PARTS_MAX as usize + 1], 1);
         assert!(layout.can_be_numbered() && !small.can_be_numbered());
+    }
+
+    #[test]
+    fn a_conversation_has_all_records_and_needs_those_that_its_next_token_sees() {
+        let layout = RecordLayout::new(&[0; 32], &[4096, 5000], 4096);
+        let windows = [None, Some(100)].map(|tokens| Window { tokens });
+        let keys = BlockKeys::new(&[1; 32], b"").chain(&[7; 5 * PAGE_TOKENS]);
+        let chain = layout.chain(&windows, &keys);
+        let parts = chain.parts.iter();
+        let parts: Vec<_> = parts.map(|part| (part.group, part.needed_from)).collect();
+        // The query at 320 sees keys 221 to 320.
+        assert_eq!(parts, [(0, 0), (0x1_0000, 3), (0x1_0001, 3)]);
+        assert_eq!(chain.keys.len(), 5 * 32);
+        assert_eq!(chain.keys[..32], *keys[0].as_bytes());
+        assert_eq!(chain.tag, layout.name(&keys[0], 0, 0).tag);
     }
 
     #[test]

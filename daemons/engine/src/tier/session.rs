@@ -5,8 +5,9 @@ use tonic::{Response, Status, Streaming, transport::Channel};
 use vitriol_ipc::{connect, connect_stream, receive_descriptor};
 use vitriol_proto::kvtier::v1::{
     AttachRequest, AttachResponse, Event, EventsRequest, Found, LoadRequest, LookupRequest, Origin,
-    Record, RecordName, ReleaseRequest, ReserveRequest, Reserved, SealRequest, Sealed,
-    Session as SessionName, Ticket, found, kv_tier_client::KvTierClient, reserved,
+    PutSessionRequest, Record, RecordName, ReleaseRequest, ReserveRequest, Reserved, SealRequest,
+    Sealed, Session as SessionName, SessionChain, Ticket, found, kv_tier_client::KvTierClient,
+    reserved,
 };
 use vitriol_shm::{Memfd, MemfdError};
 use xxhash_rust::xxh3::xxh3_64;
@@ -178,6 +179,15 @@ impl Session {
             answer("Release", self.call_max, self.client.release(request)).await?;
         }
         Ok(())
+    }
+
+    /// Tells the catalogue how a turn of a conversation ended. The one call that is not about what this session has: when
+    /// it fails, the session stands.
+    pub async fn put(&mut self, id: String, chain: SessionChain, tokens: u64) -> Result<(), Lost> {
+        let chain = Some(chain);
+        let request = PutSessionRequest { id, chain, tokens };
+        let put = self.client.put_session(request);
+        answer("PutSession", self.call_max, put).await.map(drop)
     }
 
     /// Stores a record, finds it and reads it. What the tier has no room for now is not tested.

@@ -1,6 +1,6 @@
 use super::{
     TierPlace,
-    desk::{Answer, Desk, Fill, Job, Look, SessionNumber, Spill, Stored, StoredPage},
+    desk::{Answer, Desk, Fill, Job, Look, SessionNumber, Spill, Stored, StoredPage, Turn},
     mirror_choice::{MirrorPlan, Source, Speeds, plan_mirror},
     records::RecordLayout,
     session::{AttachError, Lost, NAMES_MAX, Session},
@@ -188,6 +188,10 @@ impl Worker {
                     Ok(())
                 }
                 Job::Spill(pages) => self.spill(&mut session, &layout, pages).await,
+                Job::Turn(turn) => {
+                    self.tell_turn(&mut session, &layout, &turn).await;
+                    Ok(())
+                }
                 Job::Look(mut look) => match self.look(&mut session, &layout, &look).await {
                     // kvtier may have been started anew since it was asked last.
                     Err(lost) => {
@@ -319,6 +323,20 @@ impl Worker {
         metrics.spill_seconds.inc_by(began.elapsed().as_secs_f64());
         self.alarm.spilled += spilled;
         Ok(())
+    }
+
+    /// The catalogue has the turn, or waits for the next.
+    async fn tell_turn(&self, session: &mut Session, layout: &RecordLayout, turn: &Turn) {
+        let chain = layout.chain(&self.pages.windows, &turn.keys);
+        let id = turn.session_id.to_string();
+        let metrics = &self.desk.metrics;
+        match session.put(id, chain, turn.tokens as u64).await {
+            Ok(()) => metrics.turns_told.inc(),
+            Err(lost) => {
+                tracing::debug!(%lost, "a turn is not in the catalogue");
+                metrics.turns_dropped.inc()
+            }
+        };
     }
 
     /// What there is of a chain; `None`: the time for it has passed.

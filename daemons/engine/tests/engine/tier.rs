@@ -24,7 +24,9 @@ use vitriol_engine::{
     tier::TierPlace,
 };
 use vitriol_ipc::connect;
-use vitriol_proto::kvtier::v1::{StatsRequest, kv_tier_client::KvTierClient};
+use vitriol_proto::kvtier::v1::{
+    ListSessionsRequest, SessionInfo, StatsRequest, kv_tier_client::KvTierClient,
+};
 use vitriol_testkit::{eventually, places, process};
 
 const DEADLINE: Duration = Duration::from_secs(120);
@@ -109,6 +111,23 @@ impl KvTier {
             })
         };
         eventually(DEADLINE, "records on the disk", stats).unwrap();
+    }
+
+    /// The conversations of its catalogue.
+    fn sessions(&self) -> Vec<SessionInfo> {
+        let runtime = tokio::runtime::Builder::new_current_thread()
+            .enable_all()
+            .build();
+        runtime.unwrap().block_on(async {
+            let mut client = KvTierClient::new(connect(&self.socket("kvtier")));
+            let listed = client.list_sessions(ListSessionsRequest {}).await;
+            let mut listed = listed.unwrap().into_inner();
+            let mut sessions = Vec::new();
+            while let Some(session) = listed.message().await.unwrap() {
+                sessions.push(session);
+            }
+            sessions
+        })
     }
 
     /// Its arena, as anybody may write to it who has its descriptor.
@@ -306,6 +325,47 @@ fn a_conversation_comes_back_when_the_engine_does() {
         let again = run(&engine, &second);
         assert_eq!((again.arena, again.tokens), (0, expected));
         no_page_is_held(&engine);
+    }
+}
+
+#[test]
+fn a_conversation_with_a_name_is_in_the_catalogue_with_all_its_records() {
+    for file in [FULL, WINDOWED] {
+        let kvtier = KvTier::start();
+        let engine = attached(file, pages_of(file), &kvtier);
+        let nameless = GenerationRequest {
+            session_id: "".into(),
+            ..request(6, PROMPT, ANSWER)
+        };
+        run(&engine, &nameless);
+        let first = request(5, PROMPT, ANSWER);
+        let answer = hear(engine.generate_in("chat", first.clone()).unwrap());
+        until(&engine, "the turn is told", |tier| {
+            tier.turns_told.get() == 1
+        });
+        // Pages are stored before their turn is told.
+        let [session] = &kvtier.sessions()[..] else {
+            panic!("one has a name");
+        };
+        assert_eq!(session.id, "chat");
+        assert_eq!(session.tokens, u64::from(PROMPT) + ANSWER as u64);
+        assert_eq!(session.blocks as usize, BLOCKS / PAGE_TOKENS);
+        assert!(session.records > 0 && session.records == session.records_in_arena);
+
+        // A turn that ends in the middle of its prompt takes nothing away; the next one goes on.
+        let running = engine.generate_in("chat", request(5, 128, 1)).unwrap();
+        hear(running);
+        until(&engine, "the second is told", |tier| {
+            tier.turns_told.get() == 2
+        });
+        assert_eq!(kvtier.sessions()[0].blocks, session.blocks);
+        let second = next_turn(first, &answer.tokens);
+        hear(engine.generate_in("chat", second).unwrap());
+        until(&engine, "the third is told", |tier| {
+            tier.turns_told.get() == 3
+        });
+        assert!(kvtier.sessions()[0].blocks > session.blocks);
+        assert_eq!(engine.metrics.tier.turns_dropped.get(), 0);
     }
 }
 

@@ -6,7 +6,9 @@ use vitriol_proto::kvtier::v1 as proto;
 
 use crate::{
     arena::Arena,
+    catalogue::{BlockList, CatalogueStats, Part, SessionEntry},
     record::{Record, RecordName},
+    sessions::Whereabouts,
     slots::{EngineId, Refused, Session, Stamp, Ticket},
     tier::{Declined, Event, Found, Tier},
     worth::Origin,
@@ -139,7 +141,7 @@ pub fn event(happened: Result<Event, BroadcastStreamRecvError>) -> proto::Event 
     })
 }
 
-fn from_name(name: &RecordName) -> proto::RecordName {
+pub fn from_name(name: &RecordName) -> proto::RecordName {
     proto::RecordName {
         key: name.key.to_vec(),
         tag: name.tag.to_vec(),
@@ -147,7 +149,42 @@ fn from_name(name: &RecordName) -> proto::RecordName {
     }
 }
 
-pub fn from_stats(tier: &Tier) -> proto::StatsResponse {
+/// Errors: a tag of other than 16 bytes, keys that are no multiple of 32.
+pub fn chain(chain: proto::SessionChain) -> Result<BlockList, Status> {
+    if chain.keys.is_empty() {
+        return Ok(BlockList::default());
+    }
+    let (keys, rest) = chain.keys.as_chunks();
+    if !rest.is_empty() {
+        let message = format!("keys of {} bytes, no multiple of 32", chain.keys.len());
+        return Err(Status::invalid_argument(message));
+    }
+    let part = |part: &proto::SessionPart| Part {
+        group: part.group,
+        needed_from: part.needed_from,
+    };
+    Ok(BlockList {
+        tag: bytes("tag", &chain.tag)?,
+        parts: chain.parts.iter().map(part).collect(),
+        keys: keys.to_vec(),
+    })
+}
+
+pub fn from_session_entry(entry: &SessionEntry, found: Whereabouts) -> proto::SessionInfo {
+    proto::SessionInfo {
+        id: entry.id.clone(),
+        tokens: entry.tokens,
+        blocks: entry.chain.keys.len() as u64,
+        last_turn_ms: entry.last_turn_ms,
+        tag: entry.chain.tag.to_vec(),
+        records: found.needed,
+        records_in_arena: found.in_arena,
+        records_on_mirror: found.on_mirror,
+        records_nowhere: found.nowhere,
+    }
+}
+
+pub fn from_stats(tier: &Tier, catalogue: CatalogueStats) -> proto::StatsResponse {
     let (stats, arena) = (tier.stats(), tier.arena());
     let mirror = stats.mirror.map(|mirror| proto::Mirror {
         down: mirror.down.unwrap_or_default(),
@@ -178,5 +215,7 @@ pub fn from_stats(tier: &Tier) -> proto::StatsResponse {
         huge_pages: arena.pages().huge,
         locked: arena.pages().locked,
         unmirrored: tier.unmirrored() as u64,
+        sessions: catalogue.sessions,
+        sessions_down: catalogue.down.unwrap_or_default(),
     }
 }

@@ -3,12 +3,14 @@
 use std::{path::Path, time::Duration};
 
 use tokio::{io::AsyncWriteExt, net::UnixStream};
-use tonic::{Streaming, transport::Channel};
+use tonic::{Status, Streaming, transport::Channel};
 use vitriol_ipc::{connect, receive_descriptor};
 use vitriol_proto::kvtier::v1::{
-    AttachRequest, AttachResponse, Event, EventsRequest, LoadRequest, LookupRequest, Origin,
-    Record, RecordName, ReserveRequest, SealRequest, Sealed, Ticket, event, found::Kind as Found,
-    kv_tier_client::KvTierClient, reserved::Kind as Reserved,
+    AttachRequest, AttachResponse, Event, EventsRequest, ListSessionsRequest, LoadRequest,
+    LookupRequest, Origin, PutSessionRequest, Record, RecordName, ReleaseRequest,
+    RemoveSessionRequest, RemoveSessionResponse, ReserveRequest, SealRequest, Sealed, SessionChain,
+    SessionInfo, SessionPart, Ticket, event, found::Kind as Found, kv_tier_client::KvTierClient,
+    reserved::Kind as Reserved,
 };
 use vitriol_shm::Memfd;
 use xxhash_rust::xxh3::xxh3_64;
@@ -124,6 +126,44 @@ impl Engine {
         found[0].kind.unwrap()
     }
 
+    /// Gives the pin of what was found back.
+    pub async fn release(&mut self, found: &Found) {
+        let Found::Arena(pinned) = found else {
+            panic!("only what is in the arena is pinned");
+        };
+        let request = ReleaseRequest {
+            session: self.attached.session,
+            pins: pinned.ticket.into_iter().collect(),
+            reservations: Vec::new(),
+        };
+        self.client.release(request).await.unwrap();
+    }
+
+    /// Tells that a turn of the conversation `id` ended with the blocks `keys`; whether that changed its entry.
+    pub async fn put(&mut self, id: &str, keys: &[u8]) -> bool {
+        let put = self.client.put_session(turn(id, keys)).await;
+        put.unwrap().into_inner().changed
+    }
+
+    pub async fn sessions(&mut self) -> Vec<SessionInfo> {
+        let listed = self.client.list_sessions(ListSessionsRequest {}).await;
+        let mut listed = listed.unwrap().into_inner();
+        let mut sessions = Vec::new();
+        while let Some(session) = listed.message().await.unwrap() {
+            sessions.push(session);
+        }
+        sessions
+    }
+
+    pub async fn remove(&mut self, id: &str) -> Result<RemoveSessionResponse, Status> {
+        let id = id.to_owned();
+        let removed = self
+            .client
+            .remove_session(RemoveSessionRequest { id })
+            .await;
+        removed.map(tonic::Response::into_inner)
+    }
+
     pub async fn load(&mut self, key: u8) -> Found {
         let request = LoadRequest {
             session: self.attached.session,
@@ -147,6 +187,19 @@ impl Engine {
     fn place(&self, ticket: Ticket) -> usize {
         let attached = &self.attached;
         (attached.payloads_at + u64::from(ticket.slot) * attached.slot_bytes) as usize
+    }
+}
+
+/// The turn of a conversation that has the records of [`name`].
+pub fn turn(id: &str, keys: &[u8]) -> PutSessionRequest {
+    PutSessionRequest {
+        id: id.to_owned(),
+        chain: Some(SessionChain {
+            tag: vec![2; 16],
+            parts: vec![SessionPart::default()],
+            keys: keys.iter().flat_map(|&key| [key; 32]).collect(),
+        }),
+        tokens: 64 * keys.len() as u64,
     }
 }
 

@@ -198,6 +198,47 @@ async fn what_was_sealed_is_on_disk_when_it_has_ended() {
 }
 
 #[tokio::test]
+async fn a_session_is_known_to_the_next_process_until_it_is_removed() {
+    let house = House::new(SMALL);
+    let running = house.start();
+    let mut engine = house.attach().await;
+    for key in 1..=2 {
+        engine.store(key).await;
+    }
+    assert!(engine.put("chat", &[1, 2]).await);
+    assert_eq!(running.stop(), Some(0));
+
+    let running = house.start();
+    let mut engine = house.attach().await;
+    until_mirrored(&mut engine, 2).await;
+    let [session] = &engine.sessions().await[..] else {
+        panic!("there is one session");
+    };
+    assert_eq!((session.id.as_str(), session.tokens), ("chat", 128));
+    assert_eq!(
+        (session.records_in_arena, session.records_on_mirror),
+        (0, 2)
+    );
+    assert!(
+        house
+            .metrics()
+            .await
+            .contains("vitriol_kvtier_sessions 1\n")
+    );
+    let removed = engine.remove("chat").await.unwrap();
+    assert_eq!((removed.destroyed, removed.cause.as_str()), (2, ""));
+    assert!(matches!(engine.look(1).await, Found::Nowhere(_)));
+    let sessions = house.mirror().join("sessions");
+    assert_eq!(fs::read_dir(sessions).unwrap().count(), 0);
+    assert_eq!(running.stop(), Some(0));
+
+    let running = house.start();
+    let mut engine = house.attach().await;
+    assert_eq!(engine.sessions().await, []);
+    assert_eq!(running.stop(), Some(0));
+}
+
+#[tokio::test]
 async fn what_was_sealed_is_in_memory_when_it_was_killed() {
     let house = House::new(&format!("{SMALL}mirror = false"));
     let mut running = house.start();

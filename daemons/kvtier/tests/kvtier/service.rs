@@ -8,7 +8,9 @@ use vitriol_chassis::{Notifier, RpcServer, StatusBoard};
 use vitriol_ipc::{Listener, connect};
 use vitriol_kvtier::{
     arena::Arena,
+    catalogue::Catalogue,
     service::{KvTierService, Tokens, serve_arena},
+    sessions::Sessions,
     tier::Tier,
 };
 use vitriol_proto::kvtier::v1::{
@@ -20,7 +22,7 @@ use vitriol_proto::kvtier::v1::{
 use vitriol_shm::Memfd;
 use xxhash_rust::xxh3::xxh3_64;
 
-use crate::engine::{listen, name, next, redeem, reserve};
+use crate::engine::{Engine, listen, name, next, redeem, reserve, turn};
 
 struct Rig {
     directory: tempfile::TempDir,
@@ -45,7 +47,12 @@ impl Rig {
             Arc::clone(&tier),
             Arc::clone(&tokens),
         ));
-        let service = KvTierService::new(tier, tokens, Arc::new(Notify::new()));
+        let service = KvTierService::new(
+            Arc::clone(&tier),
+            Sessions::new(tier, Arc::new(Catalogue::in_memory())),
+            tokens,
+            Arc::new(Notify::new()),
+        );
         let board = StatusBoard::new("kvtier", "0", Notifier::default());
         let routes = Routes::new(KvTierServer::new(service));
         let server = RpcServer::spawn(Listener::bind(&calls).expect("a fresh path"), routes, board);
@@ -54,6 +61,12 @@ impl Rig {
             directory,
             _server: server,
         }
+    }
+
+    /// An engine of its own.
+    async fn engine(&self) -> Engine {
+        let directory = self.directory.path();
+        Engine::attach(&at(directory, "kvtier"), &at(directory, "arena")).await
     }
 
     async fn stats(&mut self) -> StatsResponse {
@@ -230,4 +243,81 @@ async fn malformed_calls_are_refused_with_the_reason() {
     }
     let stats = rig.stats().await;
     assert_eq!(stats.slots_free, 4);
+}
+
+#[tokio::test]
+async fn what_other_sessions_go_on_with_outlives_a_session() {
+    let rig = Rig::new();
+    let mut engine = rig.engine().await;
+    for key in 1..=3 {
+        engine.store(key).await;
+    }
+    assert!(engine.put("a", &[1, 2]).await && engine.put("b", &[1, 3]).await);
+    assert!(!engine.put("a", &[1]).await && !engine.put("a", &[]).await);
+    let sessions = engine.sessions().await;
+    let ids: Vec<_> = sessions.iter().map(|session| session.id.as_str()).collect();
+    assert!(ids.contains(&"a") && ids.contains(&"b"), "{ids:?}");
+    let counts = sessions
+        .iter()
+        .map(|of| (of.blocks, of.records, of.records_in_arena));
+    assert_eq!(counts.collect::<Vec<_>>(), [(2, 2, 2); 2]);
+
+    let removed = engine.remove("a").await.unwrap();
+    assert_eq!(
+        (removed.destroyed, removed.shared, removed.cause.as_str()),
+        (1, 1, "")
+    );
+    assert!(matches!(engine.look(2).await, Found::Nowhere(_)));
+    let shared = engine.look(1).await;
+    assert!(engine.holds(&shared, 1));
+    let unknown = engine.remove("a").await.unwrap_err();
+    assert_eq!(unknown.code(), Code::NotFound);
+    assert!(
+        unknown.message().contains("'vitriol session list'"),
+        "{unknown}"
+    );
+
+    // What somebody reads cannot be destroyed yet, and keeps its entry.
+    let removed = engine.remove("b").await.unwrap();
+    assert_eq!((removed.destroyed, removed.left), (1, 1));
+    assert_eq!(removed.left_names, [name(1)]);
+    assert!(!removed.cause.is_empty());
+    let [left] = &engine.sessions().await[..] else {
+        panic!("b is left");
+    };
+    assert_eq!(
+        (left.records, left.records_nowhere),
+        (2, 2),
+        "found no more"
+    );
+    engine.release(&shared).await;
+    let removed = engine.remove("b").await.unwrap();
+    assert_eq!(
+        (removed.destroyed, removed.left, removed.cause.as_str()),
+        (2, 0, "")
+    );
+    assert_eq!(engine.sessions().await, []);
+}
+
+#[tokio::test]
+async fn a_turn_that_cannot_be_is_refused_with_the_reason() {
+    let mut rig = Rig::new();
+    let mut short = turn("a", &[1]);
+    short.chain.as_mut().unwrap().keys.pop();
+    let mut untagged = turn("a", &[1]);
+    untagged.chain.as_mut().unwrap().tag.clear();
+    let mut partless = turn("a", &[1]);
+    partless.chain.as_mut().unwrap().parts.clear();
+    for (request, reason) in [
+        (turn("", &[1]), "a session id of 0 bytes"),
+        (turn(&"x".repeat(257), &[1]), "a session id of 257 bytes"),
+        (short, "keys of 31 bytes"),
+        (untagged, "a tag of 0 bytes, not 16"),
+        (partless, "0 records a block"),
+    ] {
+        let refused = rig.client.put_session(request).await.unwrap_err();
+        assert_eq!(refused.code(), Code::InvalidArgument);
+        assert!(refused.message().contains(reason), "{refused}");
+    }
+    assert_eq!(rig.stats().await.sessions, 0);
 }
