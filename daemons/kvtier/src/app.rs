@@ -68,7 +68,11 @@ pub async fn run(config: Config, inherited: Inherited, daemon: Daemon) -> Result
     let (tokens, sealed) = (Arc::new(Tokens::default()), Arc::new(Notify::new()));
     let service = KvTierService::new(
         Arc::clone(&tier),
-        Sessions::new(Arc::clone(&tier), Arc::clone(&catalogue)),
+        Sessions::new(
+            Arc::clone(&tier),
+            Arc::clone(&catalogue),
+            Arc::clone(&sealed),
+        ),
         Arc::clone(&tokens),
         Arc::clone(&sealed),
     );

@@ -17,8 +17,9 @@ use vitriol_proto::kvtier::v1::{
     EventsRequest, Found as WireFound, ListSessionsRequest, LoadRequest, LoadResponse,
     LookupRequest, LookupResponse, PutSessionRequest, PutSessionResponse, ReleaseRequest,
     ReleaseResponse, RemoveSessionRequest, RemoveSessionResponse, ReserveRequest, ReserveResponse,
-    SealRequest, SealResponse, SessionInfo, StatsRequest, StatsResponse, TrimRequest, TrimResponse,
-    kv_tier_server,
+    RestoreSessionRequest, RestoreSessionResponse, SealRequest, SealResponse, SessionInfo,
+    StatsRequest, StatsResponse, SyncSessionRequest, SyncSessionResponse, TrimRequest,
+    TrimResponse, kv_tier_server,
 };
 
 use crate::{
@@ -31,6 +32,9 @@ use engine_watch::EngineWatch;
 
 /// Most names or records of one call.
 const NAMES_MAX: usize = 4096;
+
+/// Longest that a call may wait for a disk.
+const WITHIN_MAX: Duration = Duration::from_secs(600);
 
 /// Conversations of a list that wait for its reader.
 const LISTED_IN_FLIGHT: usize = 16;
@@ -106,10 +110,15 @@ fn status(refused: Refused) -> Status {
     }
 }
 
+fn within(ms: u32) -> Duration {
+    Duration::from_millis(ms.into()).min(WITHIN_MAX)
+}
+
 fn session_status(error: SessionError) -> Status {
     let message = with_causes(&error);
     match error {
         SessionError::Entry(_) => Status::invalid_argument(message),
+        SessionError::NoMirror => Status::failed_precondition(message),
         SessionError::Unknown(_) => Status::not_found(message),
         SessionError::Remove { .. } => Status::aborted(message),
         SessionError::Task(_) => Status::internal(message),
@@ -340,6 +349,45 @@ impl kv_tier_server::KvTier for KvTierService {
             }
         });
         Ok(Response::new(Box::pin(ReceiverStream::new(listed))))
+    }
+
+    async fn sync_session(
+        &self,
+        request: Request<SyncSessionRequest>,
+    ) -> Result<Response<SyncSessionResponse>, Status> {
+        let SyncSessionRequest { id, within_ms } = request.into_inner();
+        let synced = self.sessions.sync(&id, within(within_ms)).await;
+        let synced = synced.map_err(session_status)?;
+        Ok(Response::new(SyncSessionResponse {
+            records: synced.needed,
+            on_mirror: synced.on_mirror,
+            pending: synced.pending,
+            nowhere: synced.nowhere,
+            cause: synced.cause.unwrap_or_default(),
+            blocks: synced.blocks,
+        }))
+    }
+
+    async fn restore_session(
+        &self,
+        request: Request<RestoreSessionRequest>,
+    ) -> Result<Response<RestoreSessionResponse>, Status> {
+        let request = request.into_inner();
+        let bytes_max = match request.bytes_max {
+            0 => self.tier.arena().bytes(),
+            bytes => bytes,
+        };
+        let within = within(request.within_ms);
+        let restored = self.sessions.restore(&request.id, bytes_max, within).await;
+        let restored = restored.map_err(session_status)?;
+        Ok(Response::new(RestoreSessionResponse {
+            records: restored.needed,
+            in_arena: restored.in_arena,
+            brought: restored.brought,
+            brought_bytes: restored.brought_bytes,
+            blocks: restored.blocks,
+            cause: restored.cause.unwrap_or_default(),
+        }))
     }
 
     async fn remove_session(

@@ -6,22 +6,30 @@ use std::{
     time::{SystemTime, UNIX_EPOCH},
 };
 
-use tokio::{sync::oneshot, task::JoinError};
+use tokio::{
+    sync::{Notify, oneshot},
+    task::JoinError,
+    time::{Duration, Instant, sleep, timeout_at},
+};
 
 use crate::{
     catalogue::{BlockList, Catalogue, EntryError, SessionEntry},
     record::RecordName,
-    tier::{Destroyed, Tier},
+    tier::{Destroyed, NotRestored, Presence, Tier},
 };
 
 /// Records destroyed by one job of the mirror.
 const NAMES_PER_ERASE: usize = 4096;
+
+/// Time between two looks at what is on its way to the mirror, and two tries of one that is busy.
+const PAUSE: Duration = Duration::from_millis(20);
 
 /// The conversations of a tier.
 #[derive(Clone, Debug)]
 pub struct Sessions {
     tier: Arc<Tier>,
     catalogue: Arc<Catalogue>,
+    sealed: Arc<Notify>,
 }
 
 /// Why nothing is done.
@@ -31,6 +39,8 @@ pub enum SessionError {
     Entry(#[from] EntryError),
     #[error("there is no session '{0}'; 'vitriol session list' has all")]
     Unknown(String),
+    #[error("there is no disk for KV; set mirror = true in [kvtier]")]
+    NoMirror,
     #[error("the records of session '{id}' are destroyed, its entry cannot be removed; call again")]
     Remove { id: String, source: io::Error },
     #[error("a task of kvtier failed")]
@@ -46,6 +56,31 @@ pub struct Whereabouts {
     pub nowhere: u64,
 }
 
+/// What of a conversation is on disk.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Synced {
+    pub blocks: u64,
+    pub needed: u64,
+    pub on_mirror: u64,
+    pub pending: u64,
+    pub nowhere: u64,
+    /// Why it is not whole.
+    pub cause: Option<String>,
+}
+
+/// What of a conversation is in memory.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct RestoredSession {
+    pub needed: u64,
+    pub in_arena: u64,
+    pub brought: u64,
+    pub brought_bytes: u64,
+    /// From the first on, with all that is needed of them.
+    pub blocks: u64,
+    /// Why it is not whole.
+    pub cause: Option<String>,
+}
+
 /// What came of removing a conversation.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Removed {
@@ -57,8 +92,13 @@ pub struct Removed {
 }
 
 impl Sessions {
-    pub fn new(tier: Arc<Tier>, catalogue: Arc<Catalogue>) -> Self {
-        Self { tier, catalogue }
+    /// `sealed`: told when something is to be spilled.
+    pub fn new(tier: Arc<Tier>, catalogue: Arc<Catalogue>, sealed: Arc<Notify>) -> Self {
+        Self {
+            tier,
+            catalogue,
+            sealed,
+        }
     }
 
     pub fn catalogue(&self) -> &Catalogue {
@@ -103,6 +143,140 @@ impl Sessions {
             }
         })
         .await
+    }
+
+    /// Waits, at most so long, until the disk has all that a conversation needs, and its entry.
+    pub async fn sync(&self, id: &str, within: Duration) -> Result<Synced, SessionError> {
+        let entry = self.entry(id)?;
+        if !self.tier.has_mirror() {
+            return Err(SessionError::NoMirror);
+        }
+        let until = Instant::now() + within;
+        let mut synced = loop {
+            let synced = self.look_at_mirror(&entry).await?;
+            if synced.pending == 0 || self.tier.is_mirror_down() || Instant::now() >= until {
+                break synced;
+            }
+            self.sealed.notify_one();
+            sleep(PAUSE).await;
+        };
+        let of_it = id.to_owned();
+        let saved = self
+            .blocking(move |this| this.catalogue.save(&of_it))
+            .await?;
+        let down = self.tier.stats().mirror.and_then(|mirror| mirror.down);
+        synced.cause = match (&synced, saved) {
+            (Synced { pending: 1.., .. }, _) => {
+                Some(down.unwrap_or_else(|| "they are being written".to_owned()))
+            }
+            (Synced { nowhere: 1.., .. }, _) => {
+                Some("they were not stored, or made room for others".to_owned())
+            }
+            (_, Err(cause)) => Some(format!("the catalogue: {cause}")),
+            (_, Ok(())) => None,
+        };
+        Ok(synced)
+    }
+
+    async fn look_at_mirror(&self, entry: &Arc<SessionEntry>) -> Result<Synced, SessionError> {
+        let entry = Arc::clone(entry);
+        self.blocking(move |this| {
+            let mut synced = Synced {
+                blocks: entry.chain.keys.len() as u64,
+                ..Synced::default()
+            };
+            let names: Vec<_> = entry.chain.needed().collect();
+            for presence in this.tier.presence(&names) {
+                synced.needed += 1;
+                *match presence {
+                    Presence {
+                        on_mirror: true, ..
+                    } => &mut synced.on_mirror,
+                    Presence { in_arena: true, .. } => &mut synced.pending,
+                    Presence {
+                        is_being_written: true,
+                        ..
+                    } => &mut synced.pending,
+                    _ => &mut synced.nowhere,
+                } += 1;
+            }
+            synced
+        })
+        .await
+    }
+
+    /// Brings what a conversation needs from the disk into memory, from its beginning on, as long as there are
+    /// bytes and time; what is behind a record that cannot be had is of no use.
+    pub async fn restore(
+        &self,
+        id: &str,
+        bytes_max: u64,
+        within: Duration,
+    ) -> Result<RestoredSession, SessionError> {
+        let entry = self.entry(id)?;
+        let until = Instant::now() + within;
+        let names: Vec<_> = entry.chain.needed().collect();
+        let of_it = names.clone();
+        let presence = self
+            .blocking(move |this| this.tier.presence(&of_it))
+            .await?;
+        let mut restored = RestoredSession {
+            needed: names.len() as u64,
+            ..RestoredSession::default()
+        };
+        for (name, presence) in names.iter().zip(presence) {
+            if presence.in_arena {
+                restored.in_arena += 1;
+                continue;
+            }
+            if !presence.on_mirror {
+                restored.cause =
+                    Some("the rest was not stored, or made room for others".to_owned());
+                break;
+            }
+            if restored.brought_bytes >= bytes_max {
+                restored.cause = Some(format!("{bytes_max} bytes were to be brought at most"));
+                break;
+            }
+            match timeout_at(until, self.bring(*name)).await {
+                Ok(Ok(bytes)) => {
+                    restored.in_arena += 1;
+                    restored.brought += 1;
+                    restored.brought_bytes += bytes;
+                }
+                Ok(Err(error)) => {
+                    restored.cause = Some(with_cause(&error));
+                    break;
+                }
+                Err(_) => {
+                    restored.cause = Some(format!("{} ms are over", within.as_millis()));
+                    break;
+                }
+            }
+        }
+        let ready = restored.in_arena as usize;
+        let last = names.get(ready).map(|name| name.key);
+        let first_lacking = last.and_then(|key| entry.chain.keys.iter().position(|of| *of == key));
+        restored.blocks = first_lacking.unwrap_or(entry.chain.keys.len()) as u64;
+        Ok(restored)
+    }
+
+    /// Bytes of a record that is in memory now.
+    async fn bring(&self, name: RecordName) -> Result<u64, NotRestored> {
+        loop {
+            let (told, restored) = oneshot::channel();
+            let tell = Box::new(move |outcome| {
+                // Who asked may have no more time for it.
+                let _ = told.send(outcome);
+            });
+            match self.tier.restore(name, tell) {
+                Ok(()) => {
+                    let restored = restored.await.unwrap_or(Err(NotRestored::Damaged));
+                    return restored.map(|record| record.length);
+                }
+                Err(_) => sleep(PAUSE).await,
+            }
+        }
     }
 
     /// Destroys what only this conversation has, then forgets it. What cannot be destroyed keeps its entry.
@@ -175,5 +349,12 @@ impl Sessions {
     ) -> Result<T, SessionError> {
         let this = self.clone();
         Ok(tokio::task::spawn_blocking(move || work(&this)).await?)
+    }
+}
+
+fn with_cause(error: &dyn std::error::Error) -> String {
+    match error.source() {
+        Some(cause) => format!("{error}: {cause}"),
+        None => error.to_string(),
     }
 }

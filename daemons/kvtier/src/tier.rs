@@ -108,6 +108,18 @@ pub enum Event {
 /// Told once: what became of each record, in the order of the call.
 pub type Told = Box<dyn FnOnce(Vec<Destroyed>) + Send>;
 
+/// Told once: the record, which is in the arena now, or why it is not.
+pub type Restored = Box<dyn FnOnce(Result<Record, NotRestored>) + Send>;
+
+/// Why a record is not brought from the mirror.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum NotRestored {
+    #[error("the disk does not have it, or not as it was written")]
+    Damaged,
+    #[error("memory has no room for it")]
+    NoRoom(#[source] Declined),
+}
+
 /// Told once: the record's slot, pinned; None when the record could not be brought.
 pub type Brought = Box<dyn FnOnce(Option<(Ticket, Record)>) + Send>;
 
@@ -316,7 +328,13 @@ impl Tier {
         let tell = Arc::clone(&told);
         let loaded = Box::new(move |found: Option<(Record, &[u8])>| {
             let placed = found.and_then(|(record, payload)| {
-                tier.place_loaded(session, &Offer { record, origin }, payload)
+                let offer = Offer { record, origin };
+                let pinned = tier.place_loaded(&offer, payload, |books| {
+                    let ticket = books.table.pin(session, &record.name).ok()??;
+                    books.reuse(ticket.slot);
+                    Some((ticket, record))
+                });
+                pinned.ok().flatten()
             });
             if let Some(brought) = lock(&tell).take() {
                 brought(placed);
@@ -329,12 +347,33 @@ impl Tier {
         }
     }
 
-    fn place_loaded(
+    /// The same without a pin. `restored` is called by another thread.
+    ///
+    /// Errors: [`Busy`]: as much waits for the mirror as may, or there is none.
+    pub fn restore(self: &Arc<Self>, name: RecordName, restored: Restored) -> Result<(), Busy> {
+        let (mirror, tier) = (self.mirror.as_ref().ok_or(Busy)?, Arc::clone(self));
+        let loaded = Box::new(move |found: Option<(Record, &[u8])>| {
+            let placed = found
+                .ok_or(NotRestored::Damaged)
+                .and_then(|(record, payload)| {
+                    let origin = Origin::Session;
+                    let placed = tier.place_loaded(&Offer { record, origin }, payload, |_| record);
+                    placed.map_err(NotRestored::NoRoom)
+                });
+            restored(placed);
+        });
+        mirror.get(name, loaded)
+    }
+
+    /// Puts what was loaded into a slot, unless it is in one, and does `then` before anybody can take it away.
+    ///
+    /// Errors: it gets no slot.
+    fn place_loaded<R>(
         &self,
-        session: Session,
         offer: &Offer,
         payload: &[u8],
-    ) -> Option<(Ticket, Record)> {
+        then: impl FnOnce(&mut Books) -> R,
+    ) -> Result<R, Declined> {
         let (record, mirrors) = (offer.record, self.mirrors());
         self.change(|books| {
             match books.place(Caller::Tier, offer, &self.arena, mirrors) {
@@ -345,18 +384,16 @@ impl Tier {
                     let sealed = books
                         .table
                         .seal(Caller::Tier, ticket, record.length, record.xxh3);
-                    sealed.ok()?;
+                    sealed?;
                     if books.table.begin_spill(ticket) {
                         books.table.end_spill(ticket, true);
                     }
                 }
                 // Another load was faster.
                 Err(Declined::Refused(Refused::Stored)) => {}
-                Err(_) => return None,
+                Err(declined) => return Err(declined),
             }
-            let ticket = books.table.pin(session, &record.name).ok()??;
-            books.reuse(ticket.slot);
-            Some((ticket, record))
+            Ok(then(books))
         })
     }
 

@@ -8,9 +8,10 @@ use vitriol_ipc::{connect, receive_descriptor};
 use vitriol_proto::kvtier::v1::{
     AttachRequest, AttachResponse, Event, EventsRequest, ListSessionsRequest, LoadRequest,
     LookupRequest, Origin, PutSessionRequest, Record, RecordName, ReleaseRequest,
-    RemoveSessionRequest, RemoveSessionResponse, ReserveRequest, SealRequest, Sealed, SessionChain,
-    SessionInfo, SessionPart, Ticket, event, found::Kind as Found, kv_tier_client::KvTierClient,
-    reserved::Kind as Reserved,
+    RemoveSessionRequest, RemoveSessionResponse, ReserveRequest, RestoreSessionRequest,
+    RestoreSessionResponse, SealRequest, Sealed, SessionChain, SessionInfo, SessionPart,
+    SyncSessionRequest, SyncSessionResponse, Ticket, event, found::Kind as Found,
+    kv_tier_client::KvTierClient, reserved::Kind as Reserved,
 };
 use vitriol_shm::Memfd;
 use xxhash_rust::xxh3::xxh3_64;
@@ -153,6 +154,30 @@ impl Engine {
             sessions.push(session);
         }
         sessions
+    }
+
+    pub async fn sync(&mut self, id: &str) -> Result<SyncSessionResponse, Status> {
+        let request = SyncSessionRequest {
+            id: id.to_owned(),
+            within_ms: DEADLINE.as_millis() as u32,
+        };
+        let synced = self.client.sync_session(request).await;
+        synced.map(tonic::Response::into_inner)
+    }
+
+    /// `bytes_max`: 0 = as many as there is room for.
+    pub async fn restore(
+        &mut self,
+        id: &str,
+        bytes_max: u64,
+    ) -> Result<RestoreSessionResponse, Status> {
+        let request = RestoreSessionRequest {
+            id: id.to_owned(),
+            bytes_max,
+            within_ms: DEADLINE.as_millis() as u32,
+        };
+        let restored = self.client.restore_session(request).await;
+        restored.map(tonic::Response::into_inner)
     }
 
     pub async fn remove(&mut self, id: &str) -> Result<RemoveSessionResponse, Status> {

@@ -239,6 +239,56 @@ async fn a_session_is_known_to_the_next_process_until_it_is_removed() {
 }
 
 #[tokio::test]
+async fn a_session_that_was_saved_survives_a_kill_and_comes_back_as_far_as_asked() {
+    let house = House::new(SMALL);
+    let running = house.start();
+    let mut engine = house.attach().await;
+    for key in 1..=3 {
+        engine.store(key).await;
+    }
+    engine.put("chat", &[1, 2, 3]).await;
+    let synced = engine.sync("chat").await.unwrap();
+    assert_eq!(
+        (synced.records, synced.on_mirror, synced.cause.as_str()),
+        (3, 3, "")
+    );
+    // One that names what nobody stored says how much of it is not there.
+    engine.put("other", &[1, 9]).await;
+    let synced = engine.sync("other").await.unwrap();
+    assert_eq!(
+        (synced.on_mirror, synced.pending, synced.nowhere),
+        (1, 0, 1)
+    );
+    assert!(synced.cause.contains("not stored"), "{synced:?}");
+    // By SIGKILL, and with the memory.
+    drop((running, engine));
+
+    let running = house.start();
+    let mut engine = house.attach().await;
+    until_mirrored(&mut engine, 3).await;
+    let restored = engine.restore("chat", 1).await.unwrap();
+    assert_eq!(
+        (restored.brought, restored.in_arena, restored.blocks),
+        (1, 1, 1)
+    );
+    assert!(restored.cause.contains("1 bytes"), "{restored:?}");
+    let restored = engine.restore("chat", 0).await.unwrap();
+    assert_eq!(
+        (restored.brought, restored.in_arena, restored.blocks),
+        (2, 3, 3)
+    );
+    assert_eq!(
+        (restored.brought_bytes, restored.cause.as_str()),
+        (20_005, "")
+    );
+    for key in 1..=3 {
+        let found = engine.look(key).await;
+        assert!(engine.holds(&found, key), "{found:?}");
+    }
+    assert_eq!(running.stop(), Some(0));
+}
+
+#[tokio::test]
 async fn what_was_sealed_is_in_memory_when_it_was_killed() {
     let house = House::new(&format!("{SMALL}mirror = false"));
     let mut running = house.start();

@@ -47,11 +47,12 @@ impl Rig {
             Arc::clone(&tier),
             Arc::clone(&tokens),
         ));
+        let sealed = Arc::new(Notify::new());
         let service = KvTierService::new(
             Arc::clone(&tier),
-            Sessions::new(tier, Arc::new(Catalogue::in_memory())),
+            Sessions::new(tier, Arc::new(Catalogue::in_memory()), Arc::clone(&sealed)),
             tokens,
-            Arc::new(Notify::new()),
+            sealed,
         );
         let board = StatusBoard::new("kvtier", "0", Notifier::default());
         let routes = Routes::new(KvTierServer::new(service));
@@ -320,4 +321,22 @@ async fn a_turn_that_cannot_be_is_refused_with_the_reason() {
         assert!(refused.message().contains(reason), "{refused}");
     }
     assert_eq!(rig.stats().await.sessions, 0);
+}
+
+#[tokio::test]
+async fn without_a_disk_nothing_is_saved_and_that_is_said() {
+    let rig = Rig::new();
+    let mut engine = rig.engine().await;
+    engine.store(1).await;
+    engine.put("a", &[1, 2]).await;
+    let refused = engine.sync("a").await.unwrap_err();
+    assert_eq!(refused.code(), Code::FailedPrecondition);
+    assert!(refused.message().contains("mirror = true"), "{refused}");
+    assert_eq!(engine.sync("b").await.unwrap_err().code(), Code::NotFound);
+    let restored = engine.restore("a", 0).await.unwrap();
+    assert_eq!(
+        (restored.records, restored.in_arena, restored.blocks),
+        (2, 1, 1)
+    );
+    assert!(restored.cause.contains("not stored"), "{restored:?}");
 }
