@@ -16,7 +16,7 @@ use std::{
 };
 
 pub use directory::Directory;
-pub use encoding::{DecodeError, decode, encode};
+pub use encoding::{DecodeError, VERSION, decode, encode, payload_bytes};
 pub use entry::{BLOCKS_MAX, BlockList, EntryError, ID_BYTES_MAX, Part, SessionEntry, plan_put};
 
 use crate::record::RecordName;
@@ -49,6 +49,15 @@ pub struct Catalogue {
     /// Taken before `inner` where both are; held while files are written.
     files: Mutex<Files>,
     inner: Mutex<Inner>,
+}
+
+/// What came of an entry from elsewhere.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Imported {
+    /// It is known now, or as much of it was before.
+    Kept,
+    /// There is one of its name that went another way.
+    Refused,
 }
 
 #[derive(Debug)]
@@ -95,7 +104,27 @@ impl Catalogue {
     ///
     /// Cost: writes and syncs a file of 4 KiB and 32 bytes a block if it did.
     pub fn put(&self, turn: SessionEntry) -> bool {
+        self.put_under(&mut self.files(), turn)
+    }
+
+    /// The same with an entry from elsewhere.
+    pub fn put_imported(&self, entry: SessionEntry, may_replace: bool) -> Imported {
         let mut files = self.files();
+        // Nobody else changes entries while the files are held.
+        if !may_replace && self.would_replace(&entry) {
+            return Imported::Refused;
+        }
+        self.put_under(&mut files, entry);
+        Imported::Kept
+    }
+
+    /// Whether there is an entry of this id that went another way.
+    pub fn would_replace(&self, entry: &SessionEntry) -> bool {
+        let known = self.get(&entry.id);
+        known.is_some_and(|known| !known.chain.is_one_way_with(&entry.chain))
+    }
+
+    fn put_under(&self, files: &mut Files, turn: SessionEntry) -> bool {
         let mut inner = self.inner();
         let last_turn_ms = turn.last_turn_ms;
         let id = turn.id.clone();
@@ -112,8 +141,8 @@ impl Catalogue {
         }
         let forgotten = inner.forget_oldest(&id);
         drop(inner);
-        self.save_all(&mut files);
-        if let Files::Open(directory) = &*files {
+        self.save_all(files);
+        if let Files::Open(directory) = files {
             for id in forgotten {
                 tracing::info!(
                     vitriol_session = id,

@@ -4,9 +4,12 @@ mod arena_socket;
 mod engine_watch;
 mod wire;
 
-use std::{sync::Arc, time::Duration};
+use std::{fs::File, os::fd::OwnedFd, sync::Arc, time::Duration};
 
-use tokio::sync::{Notify, mpsc, oneshot};
+use tokio::{
+    sync::{Notify, OwnedSemaphorePermit, Semaphore, mpsc, oneshot},
+    time::timeout,
+};
 use tokio_stream::{
     StreamExt,
     wrappers::{BroadcastStream, ReceiverStream, WatchStream},
@@ -14,18 +17,20 @@ use tokio_stream::{
 use tonic::{Request, Response, Status, codegen::BoxStream, transport::server::UdsConnectInfo};
 use vitriol_proto::kvtier::v1::{
     AttachRequest, AttachResponse, DestroyRequest, DestroyResponse, Event as WireEvent,
-    EventsRequest, Found as WireFound, ListSessionsRequest, LoadRequest, LoadResponse,
-    LookupRequest, LookupResponse, PutSessionRequest, PutSessionResponse, ReleaseRequest,
-    ReleaseResponse, RemoveSessionRequest, RemoveSessionResponse, ReserveRequest, ReserveResponse,
-    RestoreSessionRequest, RestoreSessionResponse, SealRequest, SealResponse, SessionInfo,
-    StatsRequest, StatsResponse, SyncSessionRequest, SyncSessionResponse, TrimRequest,
-    TrimResponse, kv_tier_server,
+    EventsRequest, ExportSessionRequest, Found as WireFound, ImportSessionRequest,
+    ListSessionsRequest, LoadRequest, LoadResponse, LookupRequest, LookupResponse,
+    PutSessionRequest, PutSessionResponse, ReleaseRequest, ReleaseResponse, RemoveSessionRequest,
+    RemoveSessionResponse, ReserveRequest, ReserveResponse, RestoreSessionRequest,
+    RestoreSessionResponse, SealRequest, SealResponse, SessionInfo, StatsRequest, StatsResponse,
+    SyncSessionRequest, SyncSessionResponse, TransferEvent, TransferProgress, Transferred,
+    TrimRequest, TrimResponse, kv_tier_server, transfer_event,
 };
 
 use crate::{
     sessions::{SessionError, Sessions},
     slots::{EngineId, Refused, Session},
     tier::{Destroyed, Found, Offer, Tier},
+    transfer::{Progress, TransferError, export, import},
 };
 pub use arena_socket::{Tokens, serve_arena};
 use engine_watch::EngineWatch;
@@ -36,8 +41,14 @@ const NAMES_MAX: usize = 4096;
 /// Longest that a call may wait for a disk.
 const WITHIN_MAX: Duration = Duration::from_secs(600);
 
+/// Exports and imports at once; each has a payload in memory.
+const TRANSFERS_MAX: usize = 4;
+
 /// Conversations of a list that wait for its reader.
 const LISTED_IN_FLIGHT: usize = 16;
+
+/// Events of a transfer that wait for their reader.
+const EVENTS_IN_FLIGHT: usize = 4;
 
 /// Names of records that are told to who asked to have them destroyed.
 const LEFT_NAMES_MAX: usize = 16;
@@ -52,6 +63,7 @@ pub struct KvTierService {
     sessions: Sessions,
     tokens: Arc<Tokens>,
     engines: EngineWatch,
+    transfers: Arc<Semaphore>,
     sealed: Arc<Notify>,
 }
 
@@ -73,8 +85,18 @@ impl KvTierService {
             sessions,
             tokens,
             engines,
+            transfers: Arc::new(Semaphore::new(TRANSFERS_MAX)),
             sealed,
         }
+    }
+
+    fn begin_transfer(&self) -> Result<OwnedSemaphorePermit, Status> {
+        let place = Arc::clone(&self.transfers).try_acquire_owned();
+        place.map_err(|_| {
+            Status::resource_exhausted(format!(
+                "{TRANSFERS_MAX} exports and imports are under way; call again"
+            ))
+        })
     }
 
     async fn load_one(
@@ -114,6 +136,71 @@ fn within(ms: u32) -> Duration {
     Duration::from_millis(ms.into()).min(WITHIN_MAX)
 }
 
+/// Sends a token, waits for the file, and has `work` done with it.
+fn transfer<W>(
+    token: Vec<u8>,
+    file: oneshot::Receiver<OwnedFd>,
+    place: OwnedSemaphorePermit,
+    work: impl FnOnce(File, Box<dyn Fn(Progress) -> bool + Send + Sync>) -> W + Send + 'static,
+) -> BoxStream<TransferEvent>
+where
+    W: Future<Output = Result<Transferred, TransferError>> + Send,
+{
+    use transfer_event::Kind;
+    let event = |kind| Ok(TransferEvent { kind: Some(kind) });
+    let (told, events) = mpsc::channel(EVENTS_IN_FLIGHT);
+    tokio::spawn(async move {
+        let progress = told.clone();
+        let tell = Box::new(
+            move |Progress {
+                      records,
+                      records_all,
+                      ..
+                  }| {
+                let now = TransferProgress {
+                    records,
+                    records_all,
+                };
+                // Who reads slowly is not told of every record; who has left is worked for no more.
+                let sent = progress.try_send(event(Kind::Progress(now)));
+                !matches!(sent, Err(mpsc::error::TrySendError::Closed(_)))
+            },
+        );
+        // Who asked may have left at any time.
+        let _ = told.send(event(Kind::Token(token))).await;
+        let last = match timeout(arena_socket::TOKEN_TIMEOUT, file).await {
+            Ok(Ok(file)) => match work(File::from(file), tell).await {
+                Ok(done) => event(Kind::Done(done)),
+                Err(error) => Err(transfer_status(error)),
+            },
+            Ok(Err(_)) | Err(_) => {
+                Err(Status::deadline_exceeded("no file was handed over in time"))
+            }
+        };
+        let _ = told.send(last).await;
+        drop(place);
+    });
+    Box::pin(ReceiverStream::new(events))
+}
+
+fn transfer_status(error: TransferError) -> Status {
+    let message = with_causes(&error);
+    match error {
+        TransferError::Session(error) => session_status(error),
+        TransferError::NoFile => Status::invalid_argument(message),
+        TransferError::Exists(_) => Status::already_exists(message),
+        TransferError::NoEntry
+        | TransferError::Version { .. }
+        | TransferError::Damaged { .. }
+        | TransferError::TooLong { .. } => Status::data_loss(message),
+        TransferError::Missing { .. } | TransferError::NotStored(_) | TransferError::File(..) => {
+            Status::aborted(message)
+        }
+        TransferError::Left => Status::cancelled(message),
+        TransferError::Task(_) => Status::internal(message),
+    }
+}
+
 fn session_status(error: SessionError) -> Status {
     let message = with_causes(&error);
     match error {
@@ -148,6 +235,8 @@ fn check_count(what: &str, count: usize, most: usize) -> Result<(), Status> {
 impl kv_tier_server::KvTier for KvTierService {
     type EventsStream = BoxStream<WireEvent>;
     type ListSessionsStream = BoxStream<SessionInfo>;
+    type ExportSessionStream = BoxStream<TransferEvent>;
+    type ImportSessionStream = BoxStream<TransferEvent>;
 
     async fn attach(
         &self,
@@ -388,6 +477,40 @@ impl kv_tier_server::KvTier for KvTierService {
             blocks: restored.blocks,
             cause: restored.cause.unwrap_or_default(),
         }))
+    }
+
+    async fn export_session(
+        &self,
+        request: Request<ExportSessionRequest>,
+    ) -> Result<Response<Self::ExportSessionStream>, Status> {
+        let id = request.into_inner().id;
+        self.sessions.entry(&id).map_err(session_status)?;
+        let place = self.begin_transfer()?;
+        let (token, file) = self.tokens.issue_for_file()?;
+        let sessions = self.sessions.clone();
+        let events = transfer(token.to_vec(), file, place, async move |file, tell| {
+            let Progress { records, bytes, .. } = export(&sessions, &id, file, tell).await?;
+            Ok(Transferred { id, records, bytes })
+        });
+        Ok(Response::new(events))
+    }
+
+    async fn import_session(
+        &self,
+        request: Request<ImportSessionRequest>,
+    ) -> Result<Response<Self::ImportSessionStream>, Status> {
+        let ImportSessionRequest { id, replace } = request.into_inner();
+        let id = (!id.is_empty()).then_some(id);
+        let place = self.begin_transfer()?;
+        let (token, file) = self.tokens.issue_for_file()?;
+        let sessions = self.sessions.clone();
+        let events = transfer(token.to_vec(), file, place, async move |file, tell| {
+            let (entry, progress) = import(&sessions, file, id, replace, tell).await?;
+            let Progress { records, bytes, .. } = progress;
+            let id = entry.id;
+            Ok(Transferred { id, records, bytes })
+        });
+        Ok(Response::new(events))
     }
 
     async fn remove_session(

@@ -13,7 +13,7 @@ use tokio::{
 };
 
 use crate::{
-    catalogue::{BlockList, Catalogue, EntryError, SessionEntry},
+    catalogue::{BlockList, Catalogue, EntryError, Imported, SessionEntry},
     record::RecordName,
     tier::{Destroyed, NotRestored, Presence, Tier},
 };
@@ -105,6 +105,21 @@ impl Sessions {
         &self.catalogue
     }
 
+    pub fn tier(&self) -> &Arc<Tier> {
+        &self.tier
+    }
+
+    /// See [`Catalogue::put_imported`].
+    pub async fn put_imported(
+        &self,
+        mut entry: SessionEntry,
+        may_replace: bool,
+    ) -> Result<Imported, SessionError> {
+        entry.last_turn_ms = now_ms();
+        self.blocking(move |this| this.catalogue.put_imported(entry, may_replace))
+            .await
+    }
+
     /// See [`Catalogue::put`].
     pub async fn put(
         &self,
@@ -112,13 +127,12 @@ impl Sessions {
         chain: BlockList,
         tokens: u64,
     ) -> Result<bool, SessionError> {
-        let now = SystemTime::now().duration_since(UNIX_EPOCH);
         let turn = SessionEntry {
             id,
             chain,
             left: Vec::new(),
             tokens,
-            last_turn_ms: now.map_or(0, |now| now.as_millis() as u64),
+            last_turn_ms: now_ms(),
         };
         turn.check()?;
         self.blocking(move |this| this.catalogue.put(turn)).await
@@ -290,16 +304,8 @@ impl Sessions {
             shared: (entry.all_names().count() - names.len()) as u64,
             ..Removed::default()
         };
-        for names in names.chunks(NAMES_PER_ERASE) {
-            let destroyed = self.destroy(names.to_vec()).await;
-            let left = names
-                .iter()
-                .zip(destroyed)
-                .filter(|(_, of)| *of == Destroyed::NotYet);
-            let left: Vec<_> = left.map(|(name, _)| *name).collect();
-            removed.destroyed += (names.len() - left.len()) as u64;
-            removed.left.extend(left);
-        }
+        removed.left = self.destroy_all(&names).await;
+        removed.destroyed = (names.len() - removed.left.len()) as u64;
         if !removed.left.is_empty() {
             let down = self.tier.stats().mirror.and_then(|mirror| mirror.down);
             let cause = down.unwrap_or_else(|| {
@@ -322,6 +328,18 @@ impl Sessions {
         Ok(removed)
     }
 
+    /// Destroys records; those of which something may be left.
+    pub async fn destroy_all(&self, names: &[RecordName]) -> Vec<RecordName> {
+        let mut left = Vec::new();
+        for names in names.chunks(NAMES_PER_ERASE) {
+            let destroyed = self.destroy(names.to_vec()).await;
+            let of_them = names.iter().zip(destroyed);
+            let of_them = of_them.filter(|(_, of)| *of == Destroyed::NotYet);
+            left.extend(of_them.map(|(name, _)| *name));
+        }
+        left
+    }
+
     /// As of [`Tier::destroy`]; where the mirror has no room for the job, nothing of it is gone.
     async fn destroy(&self, names: Vec<RecordName>) -> Vec<Destroyed> {
         let count = names.len();
@@ -337,7 +355,8 @@ impl Sessions {
         }
     }
 
-    fn entry(&self, id: &str) -> Result<Arc<SessionEntry>, SessionError> {
+    /// Errors: there is none.
+    pub fn entry(&self, id: &str) -> Result<Arc<SessionEntry>, SessionError> {
         let entry = self.catalogue.get(id);
         entry.ok_or_else(|| SessionError::Unknown(id.to_owned()))
     }
@@ -357,4 +376,9 @@ fn with_cause(error: &dyn std::error::Error) -> String {
         Some(cause) => format!("{error}: {cause}"),
         None => error.to_string(),
     }
+}
+
+fn now_ms() -> u64 {
+    let now = SystemTime::now().duration_since(UNIX_EPOCH);
+    now.map_or(0, |now| now.as_millis() as u64)
 }

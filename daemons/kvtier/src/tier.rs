@@ -19,7 +19,7 @@ use tokio::sync::{broadcast, watch};
 
 use crate::{
     arena::{Arena, layout::ArenaId},
-    mirror::writer::{Busy, Mirror, MirrorStats},
+    mirror::writer::{Busy, Loaded, Mirror, MirrorStats, Stored},
     record::{Record, RecordName},
     slots::{Attached, Caller, EngineId, Refused, Session, SlotIndex, SlotTable, State, Ticket},
     worth::{Candidate, Origin, ReuseModel, Use, plan_eviction},
@@ -118,6 +118,18 @@ pub enum NotRestored {
     Damaged,
     #[error("memory has no room for it")]
     NoRoom(#[source] Declined),
+}
+
+/// What becomes of a record that is handed to the tier.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Taken {
+    /// On its way to the mirror, which tells when it is durable.
+    Queued,
+    /// In the arena; the mirror, where there is one, is down.
+    InArena,
+    /// As much waits for the mirror as may; try again.
+    Busy,
+    Declined(Declined),
 }
 
 /// Told once: the record's slot, pinned; None when the record could not be brought.
@@ -329,7 +341,7 @@ impl Tier {
         let loaded = Box::new(move |found: Option<(Record, &[u8])>| {
             let placed = found.and_then(|(record, payload)| {
                 let offer = Offer { record, origin };
-                let pinned = tier.place_loaded(&offer, payload, |books| {
+                let pinned = tier.place_loaded(&offer, payload, State::Spilled, |books| {
                     let ticket = books.table.pin(session, &record.name).ok()??;
                     books.reuse(ticket.slot);
                     Some((ticket, record))
@@ -357,7 +369,12 @@ impl Tier {
                 .ok_or(NotRestored::Damaged)
                 .and_then(|(record, payload)| {
                     let origin = Origin::Session;
-                    let placed = tier.place_loaded(&Offer { record, origin }, payload, |_| record);
+                    let placed = tier.place_loaded(
+                        &Offer { record, origin },
+                        payload,
+                        State::Spilled,
+                        |_| record,
+                    );
                     placed.map_err(NotRestored::NoRoom)
                 });
             restored(placed);
@@ -365,13 +382,14 @@ impl Tier {
         mirror.get(name, loaded)
     }
 
-    /// Puts what was loaded into a slot, unless it is in one, and does `then` before anybody can take it away.
+    /// Puts what was loaded into a slot, Sealed or [`State::Spilled`] as `becomes` says, unless it is in one, and does `then` before anybody can take it away.
     ///
     /// Errors: it gets no slot.
     fn place_loaded<R>(
         &self,
         offer: &Offer,
         payload: &[u8],
+        becomes: State,
         then: impl FnOnce(&mut Books) -> R,
     ) -> Result<R, Declined> {
         let (record, mirrors) = (offer.record, self.mirrors());
@@ -385,7 +403,7 @@ impl Tier {
                         .table
                         .seal(Caller::Tier, ticket, record.length, record.xxh3);
                     sealed?;
-                    if books.table.begin_spill(ticket) {
+                    if becomes == State::Spilled && books.table.begin_spill(ticket) {
                         books.table.end_spill(ticket, true);
                     }
                 }
@@ -395,6 +413,47 @@ impl Tier {
             }
             Ok(then(books))
         })
+    }
+
+    /// Reads a record, wherever it is, proven; it is no use of it. `read` is called by another thread, or by this one:
+    /// None when it is gone.
+    ///
+    /// Errors: [`Busy`]; `read` is not called then.
+    pub fn read(&self, name: RecordName, read: Loaded) -> Result<(), Busy> {
+        let found = {
+            let books = self.books();
+            let ticket = books.table.find(&name);
+            ticket.map(|ticket| (ticket.slot, *books.table.header(ticket.slot)))
+        };
+        if let Some((slot, header)) = found
+            && let Some(payload) = self.arena.read_payload(slot, &header)
+        {
+            read(Some((header.record, &payload)));
+            return Ok(());
+        }
+        match &self.mirror {
+            Some(mirror) => mirror.get(name, read),
+            None => {
+                read(None);
+                Ok(())
+            }
+        }
+    }
+
+    /// Takes a record from elsewhere, whose payload the caller has proven: to the mirror, or into the arena where that takes
+    /// nothing. `stored` is called only if it is [`Taken::Queued`].
+    pub fn take(&self, record: Record, payload: &[u8], stored: Stored) -> Taken {
+        if let Some(mirror) = self.mirror.as_ref().filter(|mirror| !mirror.is_down()) {
+            return match mirror.put(record, payload.to_vec(), stored) {
+                Ok(()) => Taken::Queued,
+                Err(Busy) => Taken::Busy,
+            };
+        }
+        let origin = Origin::Session;
+        match self.place_loaded(&Offer { record, origin }, payload, State::Sealed, |_| ()) {
+            Ok(()) => Taken::InArena,
+            Err(declined) => Taken::Declined(declined),
+        }
     }
 
     /// Hands sealed records to the mirror, the ones worth most first, until its queue is full; how many.

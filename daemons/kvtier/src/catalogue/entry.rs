@@ -94,6 +94,11 @@ impl BlockList {
         self.tag == other.tag && groups(self) == groups(other)
     }
 
+    /// Whether one of them is a beginning of the other.
+    pub(super) fn is_one_way_with(&self, other: &Self) -> bool {
+        self.begins_with(other) || other.begins_with(self)
+    }
+
     fn begins_with(&self, other: &Self) -> bool {
         self.keys.starts_with(&other.keys) && (other.keys.is_empty() || self.is_alike(other))
     }

@@ -8,6 +8,9 @@ pub const VERSION: u32 = 1;
 /// Records and payloads begin at multiples of this, as O_DIRECT asks.
 pub const BLOCK_BYTES: usize = 4096;
 
+/// Number of the segment in records that are exported: no segment has it.
+pub const FOR_EXPORT: u64 = u64::MAX;
+
 const MAGIC: [u8; 8] = *b"VTRLKVRC";
 
 /// Bytes of the header's fields; zero from there to the end of its block.
@@ -67,6 +70,12 @@ pub fn decode_header(segment: u64, block: &[u8; BLOCK_BYTES]) -> Option<Record> 
     };
     // All bytes of the block are accounted for: what encodes to these very bytes was not damaged.
     (encode_header(segment, &record) == *block).then_some(record)
+}
+
+/// The version that a block says, if it is the header of a record of any.
+pub fn version(block: &[u8; BLOCK_BYTES]) -> Option<u32> {
+    let is_header = block.starts_with(&MAGIC);
+    is_header.then(|| u32::from_le_bytes(field(block, 8)))
 }
 
 fn field<const N: usize>(block: &[u8; BLOCK_BYTES], at: usize) -> [u8; N] {
@@ -135,6 +144,7 @@ mod tests {
             let crc = crc32c::crc32c(&block[..FIELDS_BYTES - 4]);
             block[FIELDS_BYTES - 4..FIELDS_BYTES].copy_from_slice(&crc.to_le_bytes());
             prop_assert_eq!(decode_header(1, &block), None);
+            prop_assert_eq!(super::version(&block), Some(version));
         }
     }
 }

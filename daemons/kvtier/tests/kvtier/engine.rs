@@ -1,17 +1,23 @@
 //! What an engine does: attach, store, look, load.
 
-use std::{path::Path, time::Duration};
+use std::{
+    fs::File,
+    os::fd::AsFd,
+    path::{Path, PathBuf},
+    time::Duration,
+};
 
 use tokio::{io::AsyncWriteExt, net::UnixStream};
-use tonic::{Status, Streaming, transport::Channel};
-use vitriol_ipc::{connect, receive_descriptor};
+use tonic::{Response, Status, Streaming, transport::Channel};
+use vitriol_ipc::{connect, receive_descriptor, send_descriptor};
 use vitriol_proto::kvtier::v1::{
-    AttachRequest, AttachResponse, Event, EventsRequest, ListSessionsRequest, LoadRequest,
-    LookupRequest, Origin, PutSessionRequest, Record, RecordName, ReleaseRequest,
-    RemoveSessionRequest, RemoveSessionResponse, ReserveRequest, RestoreSessionRequest,
-    RestoreSessionResponse, SealRequest, Sealed, SessionChain, SessionInfo, SessionPart,
-    SyncSessionRequest, SyncSessionResponse, Ticket, event, found::Kind as Found,
-    kv_tier_client::KvTierClient, reserved::Kind as Reserved,
+    AttachRequest, AttachResponse, Event, EventsRequest, ExportSessionRequest,
+    ImportSessionRequest, ListSessionsRequest, LoadRequest, LookupRequest, Origin,
+    PutSessionRequest, Record, RecordName, ReleaseRequest, RemoveSessionRequest,
+    RemoveSessionResponse, ReserveRequest, RestoreSessionRequest, RestoreSessionResponse,
+    SealRequest, Sealed, SessionChain, SessionInfo, SessionPart, SyncSessionRequest,
+    SyncSessionResponse, Ticket, TransferEvent, Transferred, event, found::Kind as Found,
+    kv_tier_client::KvTierClient, reserved::Kind as Reserved, transfer_event::Kind as Told,
 };
 use vitriol_shm::Memfd;
 use xxhash_rust::xxh3::xxh3_64;
@@ -66,6 +72,7 @@ pub async fn next(events: &mut Streaming<Event>) -> event::Kind {
 /// An engine that is attached.
 pub struct Engine {
     client: KvTierClient<Channel>,
+    arena: PathBuf,
     attached: AttachResponse,
     memory: Memfd,
 }
@@ -78,6 +85,7 @@ impl Engine {
         let memory = redeem(arena, &attached.token).await.unwrap();
         Self {
             client,
+            arena: arena.to_owned(),
             attached,
             memory,
         }
@@ -178,6 +186,48 @@ impl Engine {
         };
         let restored = self.client.restore_session(request).await;
         restored.map(tonic::Response::into_inner)
+    }
+
+    pub async fn export(&mut self, id: &str, file: &File) -> Result<Transferred, Status> {
+        let id = id.to_owned();
+        let events = self
+            .client
+            .export_session(ExportSessionRequest { id })
+            .await;
+        self.transfer(events, file).await
+    }
+
+    /// `id`: empty = as the file has it.
+    pub async fn import(
+        &mut self,
+        file: &File,
+        id: &str,
+        replace: bool,
+    ) -> Result<Transferred, Status> {
+        let id = id.to_owned();
+        let request = ImportSessionRequest { id, replace };
+        let events = self.client.import_session(request).await;
+        self.transfer(events, file).await
+    }
+
+    async fn transfer(
+        &self,
+        events: Result<Response<Streaming<TransferEvent>>, Status>,
+        file: &File,
+    ) -> Result<Transferred, Status> {
+        let mut events = events?.into_inner();
+        loop {
+            match events.message().await?.and_then(|event| event.kind) {
+                Some(Told::Token(token)) => {
+                    let mut stream = UnixStream::connect(&self.arena).await.unwrap();
+                    stream.write_all(&token).await.unwrap();
+                    send_descriptor(&stream, file.as_fd()).await.unwrap();
+                }
+                Some(Told::Progress(at)) => assert!(at.records <= at.records_all),
+                Some(Told::Done(done)) => return Ok(done),
+                None => panic!("the last event says how it ended"),
+            }
+        }
     }
 
     pub async fn remove(&mut self, id: &str) -> Result<RemoveSessionResponse, Status> {

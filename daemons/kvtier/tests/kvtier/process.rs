@@ -289,6 +289,42 @@ async fn a_session_that_was_saved_survives_a_kill_and_comes_back_as_far_as_asked
 }
 
 #[tokio::test]
+async fn what_is_imported_is_on_disk_before_it_is_a_session() {
+    let house = House::new(SMALL);
+    let running = house.start();
+    let mut engine = house.attach().await;
+    for key in 1..=3 {
+        engine.store(key).await;
+    }
+    engine.put("chat", &[1, 2, 3]).await;
+    let file = tempfile::tempfile().unwrap();
+    engine.export("chat", &file).await.unwrap();
+    assert_eq!(engine.remove("chat").await.unwrap().destroyed, 3);
+    assert_eq!(
+        engine.import(&file, "again", false).await.unwrap().records,
+        3
+    );
+    // By SIGKILL, and with the memory.
+    drop((running, engine));
+
+    let running = house.start();
+    let mut engine = house.attach().await;
+    until_mirrored(&mut engine, 3).await;
+    let [session] = &engine.sessions().await[..] else {
+        panic!("there is one session");
+    };
+    assert_eq!(
+        (session.id.as_str(), session.records_on_mirror),
+        ("again", 3)
+    );
+    let restored = engine.restore("again", 0).await.unwrap();
+    assert_eq!((restored.brought, restored.cause.as_str()), (3, ""));
+    let found = engine.look(3).await;
+    assert!(engine.holds(&found, 3), "{found:?}");
+    assert_eq!(running.stop(), Some(0));
+}
+
+#[tokio::test]
 async fn what_was_sealed_is_in_memory_when_it_was_killed() {
     let house = House::new(&format!("{SMALL}mirror = false"));
     let mut running = house.start();

@@ -1,6 +1,6 @@
 //! The service over real sockets, as an engine uses it.
 
-use std::{path::Path, sync::Arc};
+use std::{fs::File, os::unix::fs::FileExt, path::Path, sync::Arc};
 
 use tokio::sync::Notify;
 use tonic::{Code, service::Routes, transport::Channel};
@@ -339,4 +339,148 @@ async fn without_a_disk_nothing_is_saved_and_that_is_said() {
         (2, 1, 1)
     );
     assert!(restored.cause.contains("not stored"), "{restored:?}");
+}
+
+/// A tier that has the session "a" of blocks 1 and 2, and the file it was exported to.
+async fn exported() -> (Rig, Engine, File) {
+    let rig = Rig::new();
+    let mut engine = rig.engine().await;
+    for key in 1..=2 {
+        engine.store(key).await;
+    }
+    engine.put("a", &[1, 2]).await;
+    let file = tempfile::tempfile().unwrap();
+    let done = engine.export("a", &file).await.unwrap();
+    assert_eq!((done.id.as_str(), done.records), ("a", 2));
+    // The entry in two blocks, each record in a header and three.
+    assert_eq!(
+        (done.bytes, file.metadata().unwrap().len()),
+        (10 * 4096, 10 * 4096)
+    );
+    (rig, engine, file)
+}
+
+#[tokio::test]
+async fn a_session_moves_to_another_tier_by_a_file() {
+    let (_rig, mut engine, file) = exported().await;
+    let other = Rig::new();
+    let mut there = other.engine().await;
+    let done = there.import(&file, "", false).await.unwrap();
+    assert_eq!((done.id.as_str(), done.records), ("a", 2));
+    for key in 1..=2 {
+        let found = there.look(key).await;
+        assert!(there.holds(&found, key), "{found:?}");
+    }
+    let [session] = &there.sessions().await[..] else {
+        panic!("it is the only one");
+    };
+    assert_eq!(
+        (
+            session.id.as_str(),
+            session.tokens,
+            session.records_in_arena
+        ),
+        ("a", 128, 2)
+    );
+
+    // Where it is known already nothing changes; under another name it shares its blocks.
+    assert_eq!(engine.import(&file, "", false).await.unwrap().records, 2);
+    assert_eq!(engine.import(&file, "b", false).await.unwrap().id, "b");
+    assert_eq!(engine.remove("b").await.unwrap().shared, 2);
+    // One that went another way stays, unless it is to be replaced.
+    engine.put("a", &[1, 3]).await;
+    let refused = engine.import(&file, "", false).await.unwrap_err();
+    assert_eq!(refused.code(), Code::AlreadyExists);
+    assert_eq!(engine.import(&file, "", true).await.unwrap().records, 2);
+    let long = engine
+        .import(&file, &"x".repeat(257), false)
+        .await
+        .unwrap_err();
+    assert_eq!(long.code(), Code::InvalidArgument);
+}
+
+#[tokio::test]
+async fn of_a_file_that_is_not_what_was_exported_nothing_is_taken() {
+    let (_rig, _engine, file) = exported().await;
+    let mut whole = vec![0; file.metadata().unwrap().len() as usize];
+    file.read_exact_at(&mut whole, 0).unwrap();
+    let change = |at: usize| {
+        let mut bytes = whole.clone();
+        bytes[at] ^= 3;
+        bytes
+    };
+    let other = Rig::new();
+    let mut there = other.engine().await;
+    for (bytes, reason) in [
+        (Vec::new(), "damaged at its beginning"),
+        (change(0), "damaged at its beginning"),
+        (change(4096 + 40), "damaged at its beginning"),
+        (
+            change(8),
+            "an entry of version 2; this release reads version 1",
+        ),
+        (
+            change(2 * 4096 + 8),
+            "a record of version 2; this release reads version 1",
+        ),
+        (change(2 * 4096 + 70), "damaged at byte 8192"),
+        // The payload of the second record, its padding, and what should not be there.
+        (change(7 * 4096 + 5), "damaged at byte 24576"),
+        (change(10 * 4096 - 1), "damaged at byte 24576"),
+        (whole[..9 * 4096].to_vec(), "damaged at byte 28672"),
+        ([&whole[..], &[0]].concat(), "damaged at byte 40960"),
+        (
+            [&whole[..6 * 4096], &whole[2 * 4096..6 * 4096]].concat(),
+            "damaged at byte 24576",
+        ),
+    ] {
+        let damaged = tempfile::tempfile().unwrap();
+        damaged.write_all_at(&bytes, 0).unwrap();
+        let refused = there.import(&damaged, "", false).await.unwrap_err();
+        assert_eq!(refused.code(), Code::DataLoss, "{refused}");
+        assert!(refused.message().contains(reason), "{reason}: {refused}");
+        assert_eq!(there.sessions().await, []);
+        for key in 1..=2 {
+            assert!(
+                matches!(there.look(key).await, Found::Nowhere(_)),
+                "{reason}"
+            );
+        }
+    }
+    let no_file = File::open("/dev/null").unwrap();
+    let refused = there.import(&no_file, "", false).await.unwrap_err();
+    assert_eq!(refused.code(), Code::InvalidArgument);
+    there.import(&file, "", false).await.unwrap();
+}
+
+#[tokio::test]
+async fn what_is_not_whole_is_not_exported_and_what_takes_no_room_not_imported() {
+    let (_rig, mut engine, file) = exported().await;
+    engine.put("more", &[1, 9]).await;
+    let target = tempfile::tempfile().unwrap();
+    let refused = engine.export("more", &target).await.unwrap_err();
+    assert_eq!(refused.code(), Code::Aborted);
+    assert!(refused.message().contains("1 of 2 records"), "{refused}");
+    assert_eq!(target.metadata().unwrap().len(), 0);
+    assert_eq!(
+        engine.export("none", &target).await.unwrap_err().code(),
+        Code::NotFound
+    );
+    let read_only = File::open("/proc/self/exe").unwrap();
+    let refused = engine.export("a", &read_only).await.unwrap_err();
+    assert!(
+        refused.message().contains("cannot write the file"),
+        "{refused}"
+    );
+
+    // Every slot of the other is being read.
+    let other = Rig::new();
+    let mut there = other.engine().await;
+    for key in 11..=14 {
+        there.store(key).await;
+        there.look(key).await;
+    }
+    let refused = there.import(&file, "", false).await.unwrap_err();
+    assert_eq!(refused.code(), Code::Aborted);
+    assert_eq!(there.sessions().await, []);
 }
