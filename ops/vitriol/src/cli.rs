@@ -7,6 +7,7 @@ use clap_complete::Shell;
 use vitriol_profile::{Overrides, Profile};
 
 use vitriol_chassis::{Exit, Failure};
+use vitriol_units::Bytes;
 
 use crate::{
     bench::args::BenchArgs,
@@ -40,6 +41,9 @@ pub enum Command {
     /// KV in memory and on disk that outlives the engine
     #[command(subcommand)]
     Kv(KvCommand),
+    /// Conversations with a name (X-Session-Id) and the KV that is stored of them
+    #[command(subcommand)]
+    Session(SessionCommand),
     /// Check whether this machine can run the house; exit 1 if something fails
     Doctor(DoctorArgs),
     /// Fetch, list and look into model files
@@ -85,6 +89,7 @@ impl Command {
             Command::Shield(ShieldCommand::Status(args)) => Some(&mut args.settings),
             Command::Kv(KvCommand::Status(args)) => Some(&mut args.settings),
             Command::Kv(KvCommand::Check(args)) => Some(&mut args.settings),
+            Command::Session(command) => Some(command.settings_mut()),
             Command::Doctor(args) => Some(&mut args.settings),
             Command::Logs(args) => Some(&mut args.settings),
             Command::Bench(args) => Some(args.settings_mut()),
@@ -215,6 +220,98 @@ pub enum KvCommand {
 pub struct KvCheckArgs {
     #[command(flatten)]
     pub settings: SettingArgs,
+}
+
+#[derive(Debug, Subcommand)]
+pub enum SessionCommand {
+    /// List all, the latest turn first, with how much of each is in memory and on disk
+    List(StatusArgs),
+    /// Bring all that is stored of a session to the disk, and wait until it is there
+    Save(SessionSaveArgs),
+    /// Bring what the disk has of a session into memory, so that its next turn finds it there
+    Restore(SessionRestoreArgs),
+    /// Write a session to a file: prompt content in the clear, for its owner alone to read
+    Export(SessionExportArgs),
+    /// Take a session over from a file that `export` wrote, whole or not at all
+    Import(SessionImportArgs),
+    /// Destroy what is stored of a session and no other session goes on with, in memory and on disk
+    Rm(SessionRmArgs),
+}
+
+impl SessionCommand {
+    fn settings_mut(&mut self) -> &mut SettingArgs {
+        match self {
+            Self::List(args) => &mut args.settings,
+            Self::Save(args) => &mut args.settings,
+            Self::Restore(args) => &mut args.settings,
+            Self::Export(args) => &mut args.settings,
+            Self::Import(args) => &mut args.settings,
+            Self::Rm(args) => &mut args.settings,
+        }
+    }
+}
+
+#[derive(Debug, Args)]
+pub struct SessionSaveArgs {
+    #[command(flatten)]
+    pub settings: SettingArgs,
+    /// The session, as its requests name it and `vitriol session list` shows it
+    pub id: String,
+    /// Longest wait, seconds; 600 at most
+    #[arg(long, value_name = "SECONDS", default_value = "60", value_parser = clap::value_parser!(u32).range(1..=600))]
+    pub within: u32,
+}
+
+#[derive(Debug, Args)]
+pub struct SessionRestoreArgs {
+    #[command(flatten)]
+    pub settings: SettingArgs,
+    /// The session, as its requests name it and `vitriol session list` shows it
+    pub id: String,
+    /// Bring no more than this, e.g. '512 MiB'; without it as much as memory has room for
+    #[arg(long, value_name = "SIZE")]
+    pub bytes_max: Option<Bytes>,
+    /// Longest time, seconds; 600 at most
+    #[arg(long, value_name = "SECONDS", default_value = "60", value_parser = clap::value_parser!(u32).range(1..=600))]
+    pub within: u32,
+}
+
+#[derive(Debug, Args)]
+pub struct SessionExportArgs {
+    #[command(flatten)]
+    pub settings: SettingArgs,
+    /// The session, as its requests name it and `vitriol session list` shows it
+    pub id: String,
+    /// File to write
+    pub file: PathBuf,
+    /// Replace a file that is there
+    #[arg(long)]
+    pub force: bool,
+}
+
+#[derive(Debug, Args)]
+pub struct SessionImportArgs {
+    #[command(flatten)]
+    pub settings: SettingArgs,
+    /// File that `vitriol session export` wrote; who may write it decides what its session's blocks say
+    pub file: PathBuf,
+    /// Name it so; without it as it was named
+    #[arg(long = "as", value_name = "ID")]
+    pub id: Option<String>,
+    /// Also in place of a session of that name that went another way
+    #[arg(long)]
+    pub replace: bool,
+}
+
+#[derive(Debug, Args)]
+pub struct SessionRmArgs {
+    #[command(flatten)]
+    pub settings: SettingArgs,
+    /// The session, as its requests name it and `vitriol session list` shows it
+    pub id: String,
+    /// Do not ask
+    #[arg(long)]
+    pub yes: bool,
 }
 
 #[derive(Debug, Args)]

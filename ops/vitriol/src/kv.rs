@@ -99,6 +99,12 @@ fn describe(stats: &StatsResponse, paint: Paint) -> String {
         "made room  {} evicted, {} not worth the room of another\n",
         stats.evicted, stats.not_worth
     );
+    text += &format!("sessions   {} in the catalogue", stats.sessions);
+    if !stats.sessions_down.is_empty() {
+        let down = printable(&stats.sessions_down);
+        text += &paint.red(&format!(", not all on disk: {down}"));
+    }
+    text.push('\n');
     for (count, what) in [
         (
             stats.slots_quarantined,
@@ -170,6 +176,8 @@ fn to_json(stats: &StatsResponse) -> Value {
         "evicted": stats.evicted,
         "not_worth": stats.not_worth,
         "damaged": stats.damaged,
+        "sessions": stats.sessions,
+        "sessions_down": Some(&stats.sessions_down).filter(|cause| !cause.is_empty()),
         "mirror": stats.mirror.as_ref().map(mirror),
     })
 }
@@ -198,6 +206,8 @@ mod tests {
             arena_bytes: 1 << 30,
             locked: true,
             unmirrored: 1,
+            sessions: 3,
+            sessions_down: "cannot write an entry: No space left".to_owned(),
             mirror: Some(Mirror {
                 down: "cannot write to segment 3: No space left\u{1b}[2J".to_owned(),
                 records: 90,

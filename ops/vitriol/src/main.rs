@@ -18,6 +18,7 @@ mod kv;
 mod logs;
 mod manual;
 mod model;
+mod session;
 mod shield;
 mod status;
 mod term;
@@ -54,6 +55,7 @@ async fn run(command: Command, environment: &Environment) -> Result<(), Failure>
         Command::Status(args) => status::run(&args, environment).await,
         Command::Shield(command) => shield::run(command, environment).await,
         Command::Kv(command) => kv::run(command, environment).await,
+        Command::Session(command) => session::run(command, environment).await,
         Command::Doctor(args) => doctor::run(&args, environment).await,
         Command::Model(command) => model::run(command, environment),
         Command::Install(args) => install::install(&args, environment),

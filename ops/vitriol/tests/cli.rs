@@ -8,6 +8,8 @@ mod install;
 mod logs;
 #[path = "cli/pages.rs"]
 mod pages;
+#[path = "cli/session.rs"]
+mod session;
 
 use std::{
     fs,
@@ -39,13 +41,20 @@ fn text(bytes: &[u8]) -> String {
 
 #[test]
 fn help_of_every_command() {
-    let commands: [&[&str]; 22] = [
+    let commands: [&[&str]; 29] = [
         &[],
         &["up"],
         &["chat"],
         &["status"],
         &["shield"],
         &["shield", "status"],
+        &["session"],
+        &["session", "list"],
+        &["session", "save"],
+        &["session", "restore"],
+        &["session", "export"],
+        &["session", "import"],
+        &["session", "rm"],
         &["doctor"],
         &["model"],
         &["model", "fetch"],
@@ -79,7 +88,7 @@ fn help_of_every_command() {
 
 #[test]
 fn errors_are_one_line_with_the_remedy_and_the_houses_codes() {
-    let cases: [(&[&str], i32, &str); 16] = [
+    let cases: [(&[&str], i32, &str); 20] = [
         (&["fly"], 64, "unrecognized subcommand 'fly'"),
         (&["bench", "--via", "http", "m.gguf"], 64, "no model"),
         (&["bench", "--via", "http"], 69, "start the house"),
@@ -112,6 +121,18 @@ fn errors_are_one_line_with_the_remedy_and_the_houses_codes() {
         ),
         (&["up", "--listen", "nowhere"], 64, "127.0.0.1:8265"),
         (&["status"], 69, "start the house with 'vitriol up'"),
+        (&["session", "list"], 69, "enabled = true in [kvtier]"),
+        (
+            &["session", "rm", "a", "--yes"],
+            69,
+            "enabled = true in [kvtier]",
+        ),
+        (&["session", "import", "/nonexistent"], 78, "/nonexistent"),
+        (
+            &["session", "export", "a", "/etc/passwd"],
+            64,
+            "--force replaces it",
+        ),
         (&["model", "fetch", "gpt-9"], 64, "smollm2-135m-instruct"),
         (&["model", "fetch"], 69, "apt install python3"),
         (
