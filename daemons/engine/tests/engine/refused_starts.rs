@@ -4,7 +4,7 @@ use std::{fs, process::Command};
 use vitriol_testkit::places::zoo_model;
 
 #[test]
-fn a_kv_pool_beyond_the_address_space_is_a_wrong_configuration() {
+fn a_kv_pool_beyond_the_machines_memory_is_a_wrong_configuration() {
     let home = tempfile::tempdir().unwrap();
     let profile = home.path().join("p.toml");
     let model = zoo_model("llama.q8_0").unwrap();
@@ -24,5 +24,5 @@ fn a_kv_pool_beyond_the_address_space_is_a_wrong_configuration() {
         .unwrap();
     let said = String::from_utf8_lossy(&ended.stderr);
     assert_eq!(ended.status.code(), Some(78), "{said}");
-    assert!(said.contains("lower kv_bytes_max"), "{said}");
+    assert!(said.contains("set engine.main.kv_bytes_max to at most"), "{said}");
 }
