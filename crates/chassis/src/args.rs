@@ -1,10 +1,42 @@
 //! The command line of a binary.
 
-use std::ffi::OsString;
+use std::{ffi::OsString, path::PathBuf};
 
 use clap::{Parser, error::ErrorKind};
+use vitriol_ipc::HouseDirs;
+use vitriol_profile::{Overrides, Profile};
 
-use crate::{Exit, Failure};
+use crate::{Environment, Exit, Failure};
+
+/// The flags by which a daemon finds the settings and the sockets of its house.
+#[derive(Clone, Debug, Default, clap::Args)]
+pub struct HouseArgs {
+    /// Profile (TOML); without it every setting has its default
+    #[arg(long, value_name = "FILE")]
+    profile: Option<PathBuf>,
+    /// Directory of the house's sockets, this daemon's own among them; without it the default place
+    #[arg(long, value_name = "DIR")]
+    runtime_dir: Option<PathBuf>,
+}
+
+impl HouseArgs {
+    /// The settings. Errors: of the profile (exit 78).
+    pub fn profile(&self) -> Result<Profile, Failure> {
+        Ok(Profile::load(self.profile.as_deref(), &Overrides::new())?)
+    }
+
+    /// The settings and the directories of the house that has them.
+    ///
+    /// Errors: of the profile or the directories (exit 78).
+    pub fn house(&self, environment: &Environment) -> Result<(Profile, HouseDirs), Failure> {
+        let profile = self.profile()?;
+        let mut dirs = environment.dirs_for(profile.house.listen)?;
+        if let Some(runtime) = &self.runtime_dir {
+            dirs.runtime.clone_from(runtime);
+        }
+        Ok((profile, dirs))
+    }
+}
 
 /// Parses the command line into `A`.
 ///
@@ -75,6 +107,37 @@ mod tests {
         }
         let args = parse(&["--threads", "3", "--model", "m"]).unwrap();
         assert_eq!((args.threads, args.model.as_deref()), (Some(3), Some("m")));
+    }
+
+    #[derive(Debug, clap::Parser)]
+    struct DaemonArgs {
+        #[command(flatten)]
+        house: HouseArgs,
+    }
+
+    #[test]
+    fn a_named_directory_has_the_sockets_and_the_state_stays_where_it_is() {
+        let mut environment = Environment::default();
+        environment.base_dirs.home = Some("/home/u".into());
+        let dirs = |args: &[&str]| {
+            let args = ["x"].iter().chain(args).map(OsString::from);
+            let args: DaemonArgs = parse_args(args).unwrap();
+            args.house.house(&environment).unwrap().1
+        };
+        let default = dirs(&[]);
+        assert_eq!(default, environment.dirs().unwrap());
+        let named = dirs(&["--runtime-dir", "/run/vitriol"]);
+        assert_eq!(named.runtime.to_str(), Some("/run/vitriol"));
+        assert_eq!(named.state, default.state);
+    }
+
+    #[test]
+    fn a_profile_that_is_not_there_is_a_matter_of_configuration() {
+        let args: DaemonArgs =
+            parse_args(["x", "--profile", "/nowhere/p.toml"].map(OsString::from)).unwrap();
+        let failure = args.house.profile().unwrap_err();
+        assert_eq!(failure.exit, Exit::Config);
+        assert!(failure.message.contains("/nowhere/p.toml"), "{failure}");
     }
 
     #[test]

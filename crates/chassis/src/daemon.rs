@@ -218,9 +218,27 @@ async fn live(
     result
 }
 
+/// Runs what waits for a disk or computes for long beside the runtime's own threads.
+///
+/// Errors: it panicked (exit 70).
+pub async fn blocking<T: Send + 'static>(
+    work: impl FnOnce() -> T + Send + 'static,
+) -> Result<T, Failure> {
+    tokio::task::spawn_blocking(work)
+        .await
+        .or_exit(Exit::Internal)
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[tokio::test]
+    async fn a_panic_beside_the_runtime_is_a_fault_of_ours() {
+        assert_eq!(blocking(|| 7).await, Ok(7));
+        let failure = blocking(|| assert_eq!(1, 2)).await.unwrap_err();
+        assert_eq!(failure.exit, Exit::Internal);
+    }
 
     fn daemon() -> Daemon {
         let board = StatusBoard::new("test", "0", Notifier::default());

@@ -31,9 +31,9 @@ mod rpc;
 mod shutdown;
 mod trace;
 
-pub use args::parse_args;
+pub use args::{HouseArgs, parse_args};
 pub use board::{Health, StatusBoard};
-pub use daemon::{Daemon, Drained, Setup, main, run};
+pub use daemon::{Daemon, Drained, Setup, blocking, main, run};
 pub use environment::{Environment, SUPERVISED};
 pub use exit::{Exit, Failure, OrExit};
 pub use notify::{Heartbeat, Notifier};

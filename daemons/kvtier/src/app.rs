@@ -8,7 +8,7 @@ use std::{
 
 use tokio::{sync::Notify, time::MissedTickBehavior};
 use tonic::service::Routes;
-use vitriol_chassis::{Daemon, Drained, Exit, Failure, Health, OrExit, RpcServer};
+use vitriol_chassis::{Daemon, Drained, Exit, Failure, Health, OrExit, RpcServer, blocking};
 use vitriol_ipc::{Inherited, Listener};
 use vitriol_proto::kvtier::v1::kv_tier_server::KvTierServer;
 use vitriol_sysfs::Sysfs;
@@ -229,14 +229,6 @@ fn describe(stats: &TierStats) -> String {
         "{} of {} slots free, {mirror}",
         stats.slots_free, stats.slots
     )
-}
-
-async fn blocking<T: Send + 'static>(
-    work: impl FnOnce() -> T + Send + 'static,
-) -> Result<T, Failure> {
-    tokio::task::spawn_blocking(work)
-        .await
-        .or_exit(Exit::Internal)
 }
 
 #[cfg(test)]

@@ -2,24 +2,17 @@
 
 use std::path::PathBuf;
 
-use vitriol_chassis::{Environment, Exit, Failure, OrExit};
-use vitriol_profile::{LogFormat, Overrides, Profile};
+use vitriol_chassis::{Environment, Exit, Failure, HouseArgs, OrExit};
+use vitriol_profile::LogFormat;
 
-use crate::config::{Config, Places};
+use crate::config::Config;
 
 /// Keeps KV blocks in host memory and on disk, beyond the life of the process that computed them.
 #[derive(Debug, clap::Parser)]
 #[command(name = "vitriol-kvtier", version)]
 pub struct Args {
-    /// Profile (TOML); its [kvtier] must say that it is enabled
-    #[arg(long, value_name = "FILE")]
-    profile: Option<PathBuf>,
-    /// Unix socket to serve on
-    #[arg(long, value_name = "PATH")]
-    socket: Option<PathBuf>,
-    /// Unix socket that hands out the memory
-    #[arg(long, value_name = "PATH")]
-    arena_socket: Option<PathBuf>,
+    #[command(flatten)]
+    house: HouseArgs,
     /// Directory that has the records on disk, in mirror/, where the profile names none
     #[arg(long, value_name = "DIR")]
     state_dir: Option<PathBuf>,
@@ -34,8 +27,11 @@ impl Args {
     /// Errors: the profile has no tier (exit 1, without a word). A wrong profile is a reason to start: the
     /// start says what is wrong.
     pub fn check_enabled(&self) -> Result<bool, Failure> {
-        let profile = Profile::load(self.profile.as_deref(), &Overrides::new());
-        match profile.is_ok_and(|profile| !profile.kvtier.enabled) {
+        match self
+            .house
+            .profile()
+            .is_ok_and(|profile| !profile.kvtier.enabled)
+        {
             true if self.check_enabled => Err(Failure::new(Exit::Finding, "")),
             _ => Ok(self.check_enabled),
         }
@@ -45,14 +41,9 @@ impl Args {
     ///
     /// Errors: of the profile or the directories (exit 78).
     pub fn load(self, environment: &Environment) -> Result<(Config, LogFormat), Failure> {
-        let profile = Profile::load(self.profile.as_deref(), &Overrides::new())?;
-        let dirs = environment.dirs_for(profile.house.listen)?;
-        let places = Places {
-            socket: self.socket,
-            arena_socket: self.arena_socket,
-            state_dir: self.state_dir,
-        };
-        let config = Config::new(&profile, places, &dirs).or_exit(Exit::Config)?;
+        let (profile, dirs) = self.house.house(environment)?;
+        let state_dir = self.state_dir.unwrap_or_else(|| dirs.kvtier_state());
+        let config = Config::new(&profile, &dirs, &state_dir).or_exit(Exit::Config)?;
         Ok((config, profile.house.log_format))
     }
 }

@@ -1,6 +1,9 @@
 //! The tier's settings, typed: from the profile, the flags and the house's directories.
 
-use std::{path::PathBuf, time::Duration};
+use std::{
+    path::{Path, PathBuf},
+    time::Duration,
+};
 
 use vitriol_ipc::HouseDirs;
 use vitriol_profile::{
@@ -23,14 +26,6 @@ const MIRROR_TO_ARENA: u64 = 8;
 
 /// A segment is at most this part of the mirror.
 const SEGMENTS_MIN: u64 = 8;
-
-/// What flags say of places; each defaults to the house's directories.
-#[derive(Clone, Debug, Default)]
-pub struct Places {
-    pub socket: Option<PathBuf>,
-    pub arena_socket: Option<PathBuf>,
-    pub state_dir: Option<PathBuf>,
-}
 
 /// Settings of the process.
 #[derive(Clone, Debug)]
@@ -69,10 +64,10 @@ pub enum ConfigError {
 }
 
 impl Config {
-    /// Puts the settings together.
+    /// Puts the settings together; records go to `state_dir`, unless the profile says where.
     ///
     /// Errors: the profile has no tier, or values that contradict each other.
-    pub fn new(profile: &Profile, places: Places, dirs: &HouseDirs) -> Result<Self, ConfigError> {
+    pub fn new(profile: &Profile, dirs: &HouseDirs, state_dir: &Path) -> Result<Self, ConfigError> {
         let settings = &profile.kvtier;
         if !settings.enabled {
             return Err(ConfigError::NotEnabled);
@@ -87,9 +82,8 @@ impl Config {
             false => None,
             true => {
                 let given = settings.mirror_dir.clone();
-                let state = places.state_dir.unwrap_or_else(|| dirs.kvtier_state());
                 let directory = match given.as_os_str().is_empty() {
-                    true => state.join("mirror"),
+                    true => state_dir.join("mirror"),
                     false if given.is_absolute() => given,
                     false => return Err(ConfigError::RelativeMirror(given)),
                 };
@@ -109,10 +103,8 @@ impl Config {
             }
         };
         Ok(Self {
-            socket: places.socket.unwrap_or_else(|| dirs.kvtier_socket()),
-            arena_socket: places
-                .arena_socket
-                .unwrap_or_else(|| dirs.kvtier_arena_socket()),
+            socket: dirs.kvtier_socket(),
+            arena_socket: dirs.kvtier_arena_socket(),
             arena_bytes,
             slot_bytes,
             mirror,
@@ -123,8 +115,6 @@ impl Config {
 
 #[cfg(test)]
 mod tests {
-    use std::path::Path;
-
     use vitriol_profile::Overrides;
 
     use super::*;
@@ -132,8 +122,8 @@ mod tests {
     fn config(settings: &str) -> Result<Config, String> {
         let text = format!("[kvtier]\n{settings}");
         let profile = Profile::parse(Path::new("p.toml"), &text, &Overrides::new()).unwrap();
-        Config::new(&profile, Places::default(), &HouseDirs::system())
-            .map_err(|error| error.to_string())
+        let dirs = HouseDirs::system();
+        Config::new(&profile, &dirs, &dirs.kvtier_state()).map_err(|error| error.to_string())
     }
 
     #[test]

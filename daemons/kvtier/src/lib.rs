@@ -24,4 +24,4 @@ pub mod worth;
 
 pub use app::run;
 pub use args::Args;
-pub use config::{Config, ConfigError, MirrorConfig, Places};
+pub use config::{Config, ConfigError, MirrorConfig};

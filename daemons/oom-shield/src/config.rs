@@ -24,15 +24,6 @@ const TRIM_HOLD: Duration = Duration::from_secs(30);
 /// Time to give scores back in; it takes milliseconds.
 const DRAIN: Duration = Duration::from_secs(5);
 
-/// What flags say of places; each defaults to the house's directories.
-#[derive(Clone, Debug, Default)]
-pub struct Places {
-    pub socket: Option<PathBuf>,
-    pub engine_socket: Option<PathBuf>,
-    pub kvtier_socket: Option<PathBuf>,
-    pub state_dir: Option<PathBuf>,
-}
-
 /// Settings of the process.
 #[derive(Clone, Debug)]
 pub struct Config {
@@ -50,18 +41,16 @@ pub struct Config {
 }
 
 impl Config {
-    /// Puts the settings together for a house of this `scope`.
-    pub fn new(profile: &Profile, places: Places, dirs: &HouseDirs, scope: Scope) -> Self {
+    /// Puts the settings together for a house of this `scope`; `state_dir` gets the record of raised scores.
+    pub fn new(profile: &Profile, dirs: &HouseDirs, state_dir: PathBuf, scope: Scope) -> Self {
         let settings = &profile.shield;
         let deadline = Duration::from_millis(settings.shed_deadline_ms);
         let milliseconds = |ms: u32| Duration::from_millis(ms.into());
         Self {
-            socket: places.socket.unwrap_or_else(|| dirs.oom_shield_socket()),
-            engine_socket: places
-                .engine_socket
-                .unwrap_or_else(|| dirs.engine_socket(ENGINE)),
-            kvtier_socket: places.kvtier_socket.unwrap_or_else(|| dirs.kvtier_socket()),
-            state_dir: places.state_dir.unwrap_or_else(|| dirs.oom_shield_state()),
+            socket: dirs.oom_shield_socket(),
+            engine_socket: dirs.engine_socket(ENGINE),
+            kvtier_socket: dirs.kvtier_socket(),
+            state_dir,
             policy: Policy {
                 // At most 1000 by the schema.
                 raise_to: settings.raise_to as i32,

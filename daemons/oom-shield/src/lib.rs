@@ -29,7 +29,7 @@ use tokio::{
     time::{Interval, MissedTickBehavior, interval},
 };
 use tonic::service::Routes;
-use vitriol_chassis::{Daemon, Drained, Exit, Failure, OrExit, RpcServer, event};
+use vitriol_chassis::{Daemon, Drained, Exit, Failure, OrExit, RpcServer, blocking, event};
 use vitriol_ipc::{Listener, connect, create_private_dir};
 use vitriol_proto::oom_shield::v1::{PressureWatch, oom_shield_server::OomShieldServer};
 
@@ -43,7 +43,7 @@ use service::ShieldService;
 use shield::Shield;
 
 pub use args::Args;
-pub use config::{Config, Places};
+pub use config::Config;
 pub use decide::{Policy, Scope};
 
 /// How often a shield without a watchdog shows that it lives.
@@ -177,12 +177,4 @@ fn ticks(period: Duration) -> Interval {
     let mut ticks = interval(period);
     ticks.set_missed_tick_behavior(MissedTickBehavior::Delay);
     ticks
-}
-
-async fn blocking<T: Send + 'static>(
-    work: impl FnOnce() -> T + Send + 'static,
-) -> Result<T, Failure> {
-    tokio::task::spawn_blocking(work)
-        .await
-        .or_exit(Exit::Internal)
 }

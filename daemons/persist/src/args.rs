@@ -1,9 +1,7 @@
 //! The command line.
 
-use std::path::PathBuf;
-
-use vitriol_chassis::{Environment, Failure};
-use vitriol_profile::{LogFormat, Overrides, Profile};
+use vitriol_chassis::{Environment, Failure, HouseArgs};
+use vitriol_profile::LogFormat;
 
 use crate::{config::Config, ending::Manager};
 
@@ -11,12 +9,8 @@ use crate::{config::Config, ending::Manager};
 #[derive(Debug, clap::Parser)]
 #[command(name = "vitriol-persist", version)]
 pub struct Args {
-    /// Profile (TOML); without it every setting has its default
-    #[arg(long, value_name = "FILE")]
-    profile: Option<PathBuf>,
-    /// Directory of the house's sockets, persist's own among them; without it the default place
-    #[arg(long, value_name = "DIR")]
-    runtime_dir: Option<PathBuf>,
+    #[command(flatten)]
+    house: HouseArgs,
     /// Who is asked to end a daemon; without it the daemon gets the signal from this process
     #[arg(long, value_name = "MANAGER")]
     manager: Option<Manager>,
@@ -27,11 +21,7 @@ impl Args {
     ///
     /// Errors: of the profile or the directories (exit 78).
     pub fn load(self, environment: &Environment) -> Result<(Config, LogFormat), Failure> {
-        let profile = Profile::load(self.profile.as_deref(), &Overrides::new())?;
-        let mut dirs = environment.dirs_for(profile.house.listen)?;
-        if let Some(runtime) = self.runtime_dir {
-            dirs.runtime = runtime;
-        }
+        let (profile, dirs) = self.house.house(environment)?;
         let config = Config::new(&profile, self.manager, &dirs);
         Ok((config, profile.house.log_format))
     }
