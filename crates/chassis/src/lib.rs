@@ -36,7 +36,7 @@ pub use board::{Health, StatusBoard};
 pub use daemon::{Daemon, Drained, Setup, blocking, main, run};
 pub use environment::{Environment, SUPERVISED};
 pub use exit::{Exit, Failure, OrExit};
-pub use notify::{Heartbeat, Notifier};
+pub use notify::{Heartbeat, IDLE_MAX, Notifier};
 pub use rpc::{RpcServer, serve_uds};
 pub use trace::init as init_trace;
 pub use vitriol_ipc::Inherited;

@@ -22,6 +22,10 @@ use std::{
 pub use sd_notify::NotifyState;
 use vitriol_ipc::send_with_descriptor;
 
+/// Longest that a loop without work goes without a beat, whatever its watchdog allows: who watches takes one
+/// that stands still for several times as long for one that hangs.
+pub const IDLE_MAX: Duration = Duration::from_secs(1);
+
 /// The service manager's notification socket, or nothing at all.
 #[derive(Clone, Debug, Default)]
 pub struct Notifier {
@@ -126,9 +130,9 @@ impl Heartbeat {
         }
     }
 
-    /// Longest an idle loop may sleep before its next beat; `None` without a watchdog.
-    pub fn idle_max(&self) -> Option<Duration> {
-        self.interval
+    /// Longest an idle loop may sleep before its next beat.
+    pub fn idle_max(&self) -> Duration {
+        self.interval.unwrap_or(IDLE_MAX).min(IDLE_MAX)
     }
 }
 
@@ -193,6 +197,17 @@ mod tests {
             manager.recv(&mut [0; 8]).is_err(),
             "one ping is enough for 20 minutes"
         );
-        assert_eq!(heartbeat.idle_max(), Some(Duration::from_secs(1200)));
+    }
+
+    #[test]
+    fn an_idle_loop_beats_for_its_watchdog_and_for_whoever_watches() {
+        let idle_max = |watchdog| {
+            let heartbeat = Heartbeat::new(Arc::default(), Notifier::default(), watchdog);
+            heartbeat.idle_max()
+        };
+        assert_eq!(idle_max(None), IDLE_MAX);
+        assert_eq!(idle_max(Some(Duration::from_secs(3600))), IDLE_MAX);
+        let short = Duration::from_millis(900);
+        assert_eq!(idle_max(Some(short)), short / 3);
     }
 }

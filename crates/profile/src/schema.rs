@@ -226,7 +226,7 @@ section! {
         /// Deadline of a look; a daemon that says nothing until then has not moved.
         poll_deadline_ms: u64 = 1_000, "ms", 10..=60_000;
         /// Looks in a row in which nothing of a daemon has moved, after which it is ended, for its supervisor to
-        /// start it again.
+        /// start it again; as many more as it takes to make these 3 s, for a daemon without work moves once a second.
         hang_polls: u32 = 6, "looks", 2..=1000;
         /// Least time between the first time that a daemon is ended and the second; doubles with each further one.
         restart_pause_ms: u64 = 60_000, "ms", 1000..=3_600_000;

@@ -40,9 +40,6 @@ const CONNECTION_BUFFER_BYTES: usize = 64 << 10;
 /// Rest after a failed accept (out of file descriptors, mostly), so that it does not spin.
 const ACCEPT_PAUSE: Duration = Duration::from_millis(50);
 
-/// How often the accept loop shows that it lives when nobody connects.
-const BEAT_INTERVAL: Duration = Duration::from_secs(1);
-
 /// What a connection on which no request came yet gets to send one, once the drain has begun.
 const UNUSED_GRACE: Duration = Duration::from_millis(250);
 
@@ -138,11 +135,7 @@ impl Server {
     /// Accepts connections until the drain begins. With every place taken the next ones wait in the
     /// kernel.
     pub async fn accept(&self, listener: TcpListener, heartbeat: Heartbeat) {
-        let beat = heartbeat
-            .idle_max()
-            .unwrap_or(BEAT_INTERVAL)
-            .min(BEAT_INTERVAL);
-        let mut beats = tokio::time::interval(beat);
+        let mut beats = tokio::time::interval(heartbeat.idle_max());
         let mut place = None;
         loop {
             tokio::select! {

@@ -250,10 +250,7 @@ struct StepLoop {
 
 impl StepLoop {
     fn run(mut self) {
-        let idle = self
-            .heartbeat
-            .idle_max()
-            .map_or(IDLE_ROUND, |max| max.min(IDLE_ROUND));
+        let idle = self.heartbeat.idle_max().min(IDLE_ROUND);
         // Whether nothing has come for a while.
         let mut quiet = false;
         while !self.shared.stop.load(Ordering::Acquire) {

@@ -3,7 +3,6 @@
 use std::{
     os::fd::{AsFd, OwnedFd},
     sync::Arc,
-    time::Duration,
 };
 
 use tokio::{sync::Notify, time::MissedTickBehavior};
@@ -31,9 +30,6 @@ use crate::{
     spill::{spill_all, spill_when_sealed},
     tier::{Tier, TierStats},
 };
-
-/// Time between two looks at what there is, for the status line; a watchdog may want it sooner.
-const BEAT: Duration = Duration::from_secs(1);
 
 /// Under what name the service manager keeps the arena.
 const ARENA: &str = "arena";
@@ -89,7 +85,7 @@ pub async fn run(config: Config, inherited: Inherited, daemon: Daemon) -> Result
         registry.register_collector(Box::new(sessions));
     });
 
-    let mut beats = tokio::time::interval(daemon.heartbeat.idle_max().unwrap_or(BEAT).min(BEAT));
+    let mut beats = tokio::time::interval(daemon.heartbeat.idle_max());
     beats.set_missed_tick_behavior(MissedTickBehavior::Delay);
     let mut said = String::new();
     let ended = loop {

@@ -46,9 +46,6 @@ pub use args::Args;
 pub use config::Config;
 pub use decide::{Policy, Scope};
 
-/// How often a shield without a watchdog shows that it lives.
-const BEAT: Duration = Duration::from_secs(5);
-
 /// Runs the shield until it is told to stop: bind, give back what a killed one left, announce, raise, give
 /// back.
 ///
@@ -82,11 +79,7 @@ pub async fn run(config: Config, daemon: Daemon) -> Result<(), Failure> {
     let shield_metrics = metrics.clone();
     let mut shield = blocking(move || Shield::open(procfs, policy, record, shield_metrics)).await?;
 
-    let beat = daemon
-        .heartbeat
-        .idle_max()
-        .unwrap_or(BEAT)
-        .min(config.scan_interval);
+    let beat = daemon.heartbeat.idle_max().min(config.scan_interval);
     let mut beats = ticks(beat);
     let mut scans = ticks(config.scan_interval);
     let mut raised = None;

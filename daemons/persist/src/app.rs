@@ -1,6 +1,6 @@
 //! The process: looks at every daemon, round after round, until it is told to stop.
 
-use std::time::{Duration, Instant};
+use std::time::Instant;
 
 use tokio::time::MissedTickBehavior;
 use tonic::service::Routes;
@@ -8,9 +8,6 @@ use vitriol_chassis::{Daemon, Failure, RpcServer};
 use vitriol_ipc::Listener;
 
 use crate::{config::Config, metrics::Metrics, watch::DaemonWatch};
-
-/// How often a persist without a watchdog shows that it lives.
-const BEAT: Duration = Duration::from_secs(5);
 
 /// Runs the watch until it is told to stop: bind, announce, look.
 ///
@@ -28,7 +25,7 @@ pub async fn run(config: Config, daemon: Daemon) -> Result<(), Failure> {
     daemon
         .board
         .ready(format!("watching {} daemons", watches.len()));
-    let mut beats = tokio::time::interval(daemon.heartbeat.idle_max().unwrap_or(BEAT).min(BEAT));
+    let mut beats = tokio::time::interval(daemon.heartbeat.idle_max());
     beats.set_missed_tick_behavior(MissedTickBehavior::Delay);
     let mut rounds = tokio::time::interval(config.poll_interval);
     rounds.set_missed_tick_behavior(MissedTickBehavior::Delay);

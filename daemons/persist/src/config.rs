@@ -2,10 +2,14 @@
 
 use std::{path::PathBuf, time::Duration};
 
+use vitriol_chassis::IDLE_MAX;
 use vitriol_ipc::HouseDirs;
 use vitriol_profile::Profile;
 
 use crate::{ending::Manager, restarts::BackOff};
+
+/// Idle loops beat each [`IDLE_MAX`]: what stands still for less than this many of them need not hang.
+const STILL_BEATS_MIN: u32 = 3;
 
 /// Settings of the process.
 #[derive(Clone, Debug)]
@@ -57,6 +61,8 @@ impl Config {
         if profile.kvtier.enabled {
             all.push(watched("kvtier", "vitriol-kvtier", dirs.kvtier_socket()));
         }
+        let still_ms = u64::from(STILL_BEATS_MIN) * IDLE_MAX.as_millis() as u64;
+        let still_polls_min = polls_of(still_ms, settings.poll_interval_ms);
         let longest = Duration::from_millis(settings.restart_pause_max_ms);
         Self {
             socket: dirs.persist_socket(),
@@ -64,7 +70,7 @@ impl Config {
             watched: all,
             poll_interval: Duration::from_millis(settings.poll_interval_ms),
             poll_deadline: Duration::from_millis(settings.poll_deadline_ms),
-            hang_polls: settings.hang_polls,
+            hang_polls: settings.hang_polls.max(still_polls_min),
             back_off: BackOff {
                 first: Duration::from_millis(settings.restart_pause_ms),
                 longest,
@@ -72,6 +78,12 @@ impl Config {
             },
         }
     }
+}
+
+/// So many polls in a row take `lasting_ms`, or a little longer.
+fn polls_of(lasting_ms: u64, interval_ms: u64) -> u32 {
+    let polls = lasting_ms.div_ceil(interval_ms.max(1));
+    u32::try_from(polls).unwrap_or(u32::MAX).max(1)
 }
 
 #[cfg(test)]

@@ -177,7 +177,7 @@ async fn a_stopped_daemon_is_killed() {
 async fn a_daemon_that_moves_is_left_alone() {
     let mut house = House::new("vitriol-standin", 1);
     house.watch();
-    let metrics = house.metrics_after(12).await;
+    let metrics = house.metrics_after(35).await;
     let unit = "{unit=\"vitriol-engine@main.service\"}";
     let still = format!("vitriol_persist_still_polls{unit} 0\n");
     assert!(metrics.contains(&still), "{metrics}");
@@ -192,7 +192,7 @@ async fn a_daemon_that_moves_is_left_alone() {
 async fn a_process_that_is_not_the_houses_is_not_ended() {
     let mut house = House::new("standin", 0);
     house.watch();
-    let metrics = house.metrics_after(12).await;
+    let metrics = house.metrics_after(35).await;
     let unit = "{unit=\"vitriol-engine@main.service\"}";
     let failures = format!("vitriol_persist_end_failures_total{unit} 1\n");
     assert!(metrics.contains(&failures), "{metrics}");
