@@ -29,8 +29,9 @@ DEMIURGE = "vitriol-demiurge.service"
 SOCKET = "vitriol-demiurge.socket"
 SHIELD = "vitriol-oom-shield.service"
 KVTIER = "vitriol-kvtier.service"
+PERSIST = "vitriol-persist.service"
 TARGET = "vitriol.target"
-UNITS = [TARGET, "vitriol.slice", SOCKET, DEMIURGE, ENGINE, SHIELD, KVTIER]
+UNITS = [TARGET, "vitriol.slice", SOCKET, DEMIURGE, ENGINE, SHIELD, KVTIER, PERSIST]
 PROFILE = "/etc/vitriol/vitriol.toml"
 # Where the built binaries and the model lie inside.
 BUILT = "/opt/vitriol-built"
@@ -41,6 +42,10 @@ UNIT_STARTED = "39f53479d3a045ac8e11786248231fbf"
 
 # Of the engine that is made to hang.
 WATCHDOG_S = 5
+
+# Five looks without movement are a hang, long before the watchdogs of the units think so.
+WATCH = "\n[persist]\npoll_interval_ms = 100\nhang_polls = 5\n"
+AS_PERSIST = ["setpriv", "--reuid", "vitriol-persist", "--regid", "vitriol", "--clear-groups"]
 
 # Whose large processes the shield offers to the kernel, and one that no person has (systemd's own range).
 SOMEBODY, SOMEBODYS_SERVICE = 4322, 61200
@@ -190,13 +195,14 @@ def nobody_need_read_what_an_install_says(built, scratch):
 
 
 def boots_with_users_and_directories(rig):
-    for user in ("vitriol-engine", "vitriol-demiurge", "vitriol-oom-shield", "vitriol-kvtier"):
+    for user in ("vitriol-engine", "vitriol-demiurge", "vitriol-oom-shield", "vitriol-kvtier", "vitriol-persist"):
         check(rig.must("id", "-gn", user).strip() == "vitriol", f"{user}'s group")
     for directory, expected in {
         "/run/vitriol/engine": "750 vitriol-engine vitriol",
         "/run/vitriol/demiurge": "750 vitriol-demiurge vitriol",
         "/run/vitriol/oom-shield": "750 vitriol-oom-shield vitriol",
         "/run/vitriol/kvtier": "750 vitriol-kvtier vitriol",
+        "/run/vitriol/persist": "750 vitriol-persist vitriol",
         "/var/lib/vitriol/demiurge": "750 vitriol-demiurge vitriol",
         "/var/lib/vitriol/oom-shield": "750 vitriol-oom-shield vitriol",
         "/var/lib/vitriol/kvtier": "700 vitriol-kvtier vitriol",
@@ -276,7 +282,7 @@ def strangers_are_dropped(rig):
     member = ["--reuid", "nobody", "--regid", "nogroup", "--groups", "vitriol"]
     check(rig.knock(engine, *member) == "dropped", "a member of the group came in")
     said = rig.must("vitriol", "status")
-    for name in ("engine", "demiurge", "oom-shield"):
+    for name in ("engine", "demiurge", "oom-shield", "persist"):
         check(f"{name:<10} ready" in said, said)
 
 
@@ -353,6 +359,40 @@ def a_hanging_engine_is_restarted_by_the_watchdog(rig):
     rig.until_active(ENGINE, but_not=before)
     check(rig.journal(f"UNIT={ENGINE}", "UNIT_RESULT=watchdog"), "it was not the watchdog")
     rig.drop_in(ENGINE, "")
+    rig.until_answering()
+
+
+def persist_ends_an_engine_that_hangs_and_may_do_nothing_else(rig):
+    if rig.run("systemctl", "start", "polkit.service").returncode != 0:
+        print("NOT RUN: what persist may ask of systemd: there is no polkit on this machine")
+        return
+    ours = rig.must("cat", PROFILE)
+    rig.write(PROFILE, ours + WATCH)
+    rig.must("systemctl", "restart", PERSIST)
+    before, others = rig.pid(ENGINE), [rig.pid(unit) for unit in (DEMIURGE, SHIELD)]
+    seen = lambda: rig.journal(f"_SYSTEMD_UNIT={PERSIST}", f"UNIT={ENGINE}", f"PID={before}")
+    eventually("persist has seen the engine", seen)
+    rig.kill(ENGINE, "STOP")
+    # Meanwhile: what its user is not let do, and what it is.
+    for refused in (
+        ["kill", "--signal=CONT", "systemd-journald.service"],
+        ["kill", "--signal=CONT", PERSIST],
+        ["restart", SHIELD],
+        ["stop", SHIELD],
+        ["restart", "systemd-journald.service"],
+    ):
+        done = rig.run(*AS_PERSIST, "systemctl", "--no-ask-password", *refused)
+        check(done.returncode != 0 and "authentication required" in done.stderr, f"{refused}: {done.stderr}")
+    rig.must(*AS_PERSIST, "systemctl", "--no-ask-password", "kill", "--signal=CONT", SHIELD)
+    stranger = ["setpriv", "--reuid", "vitriol-demiurge", *AS_PERSIST[3:]]
+    done = rig.run(*stranger, "systemctl", "--no-ask-password", "kill", "--signal=CONT", SHIELD)
+    check(done.returncode != 0, "Demiurge may signal the shield")
+    rig.until_active(ENGINE, but_not=before)
+    entry = rig.until_event(EVENT["DAEMON_HUNG"])
+    check((entry["UNIT"], entry["ENDED"]) == (ENGINE, "Killed"), entry)
+    check([rig.pid(unit) for unit in (DEMIURGE, SHIELD)] == others, "others were ended too")
+    rig.write(PROFILE, ours)
+    rig.must("systemctl", "restart", PERSIST)
     rig.until_answering()
 
 
@@ -478,7 +518,7 @@ def up_is_refused_while_the_units_run(rig):
 def the_units_are_refused_while_up_runs(rig):
     rig.must("systemctl", "stop", TARGET)
     # The command waits for the target's own end.
-    for unit in (SOCKET, DEMIURGE, ENGINE, SHIELD):
+    for unit in (SOCKET, DEMIURGE, ENGINE, SHIELD, PERSIST):
         eventually(f"{unit} ends with the target", lambda unit=unit: rig.show(unit, "ActiveState") == "inactive")
     model = rig.must("sh", "-c", "echo /var/lib/vitriol/models/*.gguf").strip()
     up = ["setpriv", "--reuid", "nobody", "--regid", "nogroup", "--clear-groups", "env", "HOME=/tmp/nobody"]
@@ -495,7 +535,7 @@ def the_units_are_refused_while_up_runs(rig):
     time.sleep(2)
     count = len(rig.journal(f"MESSAGE_ID={EVENT['DEPENDENCY_MISSING']}")) - known
     check(count == 1, f"{count} tries")
-    check(rig.pid(ENGINE) == 0 and rig.pid(SHIELD) == 0, "a daemon runs beside `vitriol up`")
+    check([rig.pid(unit) for unit in (ENGINE, SHIELD, PERSIST)] == [0, 0, 0], "a daemon runs beside `vitriol up`")
     check(rig.show(SOCKET, "ActiveState") == "failed", "the socket")
     rig.must("systemctl", "stop", "up.service")
     rig.must("systemctl", "reset-failed")
@@ -612,9 +652,9 @@ def uninstall_leaves_settings_and_state(rig):
     rig.must("rm", f"/usr/local/lib/systemd/system/{TARGET}")
     rig.must("systemctl", "daemon-reload")
     rig.must(f"{BUILT}/vitriol", "uninstall")
-    for unit in (ENGINE, DEMIURGE, SHIELD):
+    for unit in (ENGINE, DEMIURGE, SHIELD, PERSIST):
         check(rig.pid(unit) == 0, f"{unit} runs though it is uninstalled")
-    left = rig.must("sh", "-c", "find /usr/local /etc/systemd -name '*vitriol*'").split()
+    left = rig.must("sh", "-c", "find /usr/local /etc/systemd /etc/polkit-1 -name '*vitriol*'").split()
     check(not left, f"left: {left}")
     check(rig.run("systemctl", "cat", TARGET).returncode != 0, "systemd still knows the target")
     check(rig.run("test", "-e", "/run/vitriol").returncode != 0, "sockets are left")
@@ -648,6 +688,7 @@ MACHINE = [
     a_killed_engine_comes_back,
     a_killed_demiurge_leaves_its_callers_in_the_queue,
     a_hanging_engine_is_restarted_by_the_watchdog,
+    persist_ends_an_engine_that_hangs_and_may_do_nothing_else,
     the_shield_offers_what_is_large_and_gives_it_back,
     the_tier_outlives_its_process_and_without_one_its_unit_is_skipped,
     up_is_refused_while_the_units_run,

@@ -224,7 +224,7 @@ section! {
         /// Time between two looks at each daemon.
         poll_interval_ms: u64 = 5_000, "ms", 100..=600_000;
         /// Deadline of a look; a daemon that says nothing until then has not moved.
-        poll_deadline_ms: u64 = 1_000, "ms", 10..=60_000;
+        poll_deadline_ms: u64 = 1_000, "ms", 10..=5_000;
         /// Looks in a row in which nothing of a daemon has moved, after which it is ended, for its supervisor to
         /// start it again; as many more as it takes to make these 3 s, for a daemon without work moves once a second.
         hang_polls: u32 = 6, "looks", 2..=1000;

@@ -3,7 +3,7 @@
 use vitriol_chassis::{Environment, Failure, HouseArgs};
 use vitriol_profile::LogFormat;
 
-use crate::{config::Config, ending::Manager};
+use crate::config::Config;
 
 /// Watches the daemons of the house and ends one that hangs, for its supervisor to start it again.
 #[derive(Debug, clap::Parser)]
@@ -11,9 +11,9 @@ use crate::{config::Config, ending::Manager};
 pub struct Args {
     #[command(flatten)]
     house: HouseArgs,
-    /// Who is asked to end a daemon; without it the daemon gets the signal from this process
-    #[arg(long, value_name = "MANAGER")]
-    manager: Option<Manager>,
+    /// Have systemd send the signals that end a daemon, by its unit; without it they come from this process
+    #[arg(long)]
+    ask_systemd: bool,
 }
 
 impl Args {
@@ -22,7 +22,7 @@ impl Args {
     /// Errors: of the profile or the directories (exit 78).
     pub fn load(self, environment: &Environment) -> Result<(Config, LogFormat), Failure> {
         let (profile, dirs) = self.house.house(environment)?;
-        let config = Config::new(&profile, self.manager, &dirs);
+        let config = Config::new(&profile, self.ask_systemd, &dirs);
         Ok((config, profile.house.log_format))
     }
 }

@@ -6,7 +6,7 @@ use vitriol_chassis::IDLE_MAX;
 use vitriol_ipc::HouseDirs;
 use vitriol_profile::Profile;
 
-use crate::{ending::Manager, restarts::BackOff};
+use crate::restarts::BackOff;
 
 /// Idle loops beat each [`IDLE_MAX`]: what stands still for less than this many of them need not hang.
 const STILL_BEATS_MIN: u32 = 3;
@@ -15,7 +15,8 @@ const STILL_BEATS_MIN: u32 = 3;
 #[derive(Clone, Debug)]
 pub struct Config {
     pub socket: PathBuf,
-    pub manager: Option<Manager>,
+    /// Whether systemd sends the signals that end a daemon: this process may not where they are other users'.
+    pub ask_systemd: bool,
     pub watched: Vec<Watched>,
     pub poll_interval: Duration,
     pub poll_deadline: Duration,
@@ -34,7 +35,7 @@ pub struct Watched {
 
 impl Config {
     /// Puts the settings together for the house in `dirs`.
-    pub fn new(profile: &Profile, manager: Option<Manager>, dirs: &HouseDirs) -> Self {
+    pub fn new(profile: &Profile, ask_systemd: bool, dirs: &HouseDirs) -> Self {
         let settings = &profile.persist;
         let watched = |name: &str, unit: &str, socket| Watched {
             name: name.to_owned(),
@@ -66,7 +67,7 @@ impl Config {
         let longest = Duration::from_millis(settings.restart_pause_max_ms);
         Self {
             socket: dirs.persist_socket(),
-            manager,
+            ask_systemd,
             watched: all,
             poll_interval: Duration::from_millis(settings.poll_interval_ms),
             poll_deadline: Duration::from_millis(settings.poll_deadline_ms),
@@ -100,7 +101,7 @@ mod tests {
             cache: "/c".into(),
         };
         let units = |profile: &Profile| -> Vec<String> {
-            let config = Config::new(profile, None, &dirs);
+            let config = Config::new(profile, false, &dirs);
             config.watched.into_iter().map(|w| w.unit).collect()
         };
         let always = [

@@ -14,16 +14,7 @@ const ABORT_GRACE: Duration = Duration::from_secs(3);
 const KILL_GRACE: Duration = Duration::from_secs(5);
 
 /// Time that systemctl has.
-const MANAGER_DEADLINE: Duration = Duration::from_secs(5);
-
-/// The service manager whose units the daemons are.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
-pub enum Manager {
-    /// That of the machine.
-    System,
-    /// That of this user.
-    User,
-}
+const SYSTEMCTL_DEADLINE: Duration = Duration::from_secs(5);
 
 /// How far it had to go.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -34,15 +25,15 @@ pub enum Ended {
 
 /// Ends `process`, the main one of `unit`: with SIGABRT, then with SIGKILL.
 ///
-/// Errors: it may not be signalled, the manager refuses, or it does not end.
-pub async fn end(process: &Process, unit: &str, manager: Option<Manager>) -> io::Result<Ended> {
+/// Errors: it may not be signalled, systemd refuses, or it does not end.
+pub async fn end(process: &Process, unit: &str, ask_systemd: bool) -> io::Result<Ended> {
     for (signal, grace, ended) in [
         (Signal::ABORT, ABORT_GRACE, Ended::Aborted),
         (Signal::KILL, KILL_GRACE, Ended::Killed),
     ] {
-        match manager {
-            None => process.signal(signal)?,
-            Some(manager) => ask(manager, signal, unit).await?,
+        match ask_systemd {
+            false => process.signal(signal)?,
+            true => ask(signal, unit).await?,
         }
         if let Ok(waited) = timeout(grace, process.ended()).await {
             waited?;
@@ -54,16 +45,13 @@ pub async fn end(process: &Process, unit: &str, manager: Option<Manager>) -> io:
     ))
 }
 
-/// By the manager, which may signal daemons of other users where its policy lets this one ask for it.
-async fn ask(manager: Manager, signal: Signal, unit: &str) -> io::Result<()> {
-    let mut command = Command::new("systemctl");
-    if manager == Manager::User {
-        command.arg("--user");
-    }
+/// Has systemd send `signal` to the main process of `unit`, which is another user's.
+async fn ask(signal: Signal, unit: &str) -> io::Result<()> {
     let signal = match signal {
         Signal::KILL => "SIGKILL",
         _ => "SIGABRT",
     };
+    let mut command = Command::new("systemctl");
     command
         .args(["--no-ask-password", "--kill-whom=main"])
         .arg(format!("--signal={signal}"))
@@ -72,7 +60,7 @@ async fn ask(manager: Manager, signal: Signal, unit: &str) -> io::Result<()> {
         .stdout(Stdio::null())
         .stderr(Stdio::piped())
         .kill_on_drop(true);
-    let output = timeout(MANAGER_DEADLINE, command.output())
+    let output = timeout(SYSTEMCTL_DEADLINE, command.output())
         .await
         .map_err(|_| io::Error::new(io::ErrorKind::TimedOut, "systemctl did not come back"))??;
     if output.status.success() {

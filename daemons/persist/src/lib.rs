@@ -21,4 +21,3 @@ mod watch;
 pub use app::run;
 pub use args::Args;
 pub use config::{Config, Watched};
-pub use ending::Manager;

@@ -9,7 +9,7 @@ use vitriol_proto::status::v1::{GetRequest, GetResponse, Health, status_client::
 
 use crate::{
     config::{Config, Watched},
-    ending::{Manager, end},
+    ending::end,
     hang::{Answer, HangWatch, Verdict},
     metrics::{DaemonLabels, Metrics},
     restarts::{Decision, Restarts},
@@ -27,7 +27,7 @@ pub struct DaemonWatch {
     watched: Watched,
     status: StatusClient<Channel>,
     deadline: Duration,
-    manager: Option<Manager>,
+    ask_systemd: bool,
     hang: HangWatch,
     restarts: Restarts,
     /// The process that answered last, held from then on: its number may be another's when it is to end.
@@ -46,7 +46,7 @@ impl DaemonWatch {
         Self {
             status: StatusClient::new(connect(&watched.socket)),
             deadline: config.poll_deadline,
-            manager: config.manager,
+            ask_systemd: config.ask_systemd,
             hang: HangWatch::new(config.hang_polls),
             restarts: Restarts::new(config.back_off),
             process: None,
@@ -138,7 +138,7 @@ impl DaemonWatch {
         // It may be gone by now.
         let threads = describe_threads(Path::new(PROC), *pid).unwrap_or_default();
         let polls = self.hang.strikes();
-        match end(process, unit, self.manager).await {
+        match end(process, unit, self.ask_systemd).await {
             Ok(ended) => {
                 self.metrics.ends.get_or_create_owned(&self.labels).inc();
                 tracing::error!(

@@ -35,6 +35,9 @@ const BINARIES: [&str; 6] = [
     "vitriol-kvtier",
 ];
 
+/// Where polkit has what it comes with.
+const POLKIT: &str = "/usr/share/polkit-1";
+
 /// Installs the house.
 ///
 /// Errors: not root and not --user, no systemd, a binary or the model missing, a model that is none
@@ -140,8 +143,8 @@ pub fn uninstall(args: &UninstallArgs, environment: &Environment) -> Result<(), 
     }
     if layout.scope == Scope::System && args.purge {
         print_line(
-            "left     users vitriol-engine, vitriol-demiurge, vitriol-oom-shield, vitriol-kvtier and group vitriol: \
-             remove them with userdel and groupdel once no file is theirs",
+            "left     users vitriol-engine, vitriol-demiurge, vitriol-oom-shield, vitriol-kvtier, vitriol-persist and \
+             group vitriol: remove them with userdel and groupdel once no file is theirs",
         );
     }
     Ok(())
@@ -307,6 +310,14 @@ fn advice(args: &InstallArgs, layout: &Layout, has_model: bool) -> Vec<String> {
             "next     no model yet: {sudo}vitriol install --model FILE.gguf ('vitriol model fetch', \
              without sudo, leaves the default one in ~/.cache/vitriol/models)"
         ));
+    }
+    let has_polkit = Path::new(POLKIT).is_dir();
+    if layout.polkit.is_some() && layout.root.is_none() && !has_polkit {
+        lines.push(
+            "note     no polkit on this machine: vitriol-persist cannot have systemd end a daemon \
+             that hangs; the watchdogs of the units can"
+                .into(),
+        );
     }
     if layout.root.is_some() {
         lines.push("next     the machine of this tree makes users and directories at boot".into());

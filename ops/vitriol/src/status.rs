@@ -97,13 +97,10 @@ impl Report {
             ("engine", engine),
             ("demiurge", demiurge),
             ("oom-shield", shield),
+            ("persist", watch),
         ];
         if has_tier {
             report.daemons.push(("kvtier", tier));
-        }
-        // Only 'vitriol up' runs it.
-        if watch_socket.exists() {
-            report.daemons.push(("persist", watch));
         }
         report
     }

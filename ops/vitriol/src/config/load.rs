@@ -90,12 +90,7 @@ fn report(before: &Before, profile: &Profile, system: bool) -> String {
     let mut text = format!("a restart changes, against {}:\n", before.what);
     text += &diff::describe(&changes);
     let has_tier = before.profile.kvtier.enabled || profile.kvtier.enabled;
-    // No unit runs persist.
-    let runs = |table: &str| match table {
-        "kvtier" => has_tier,
-        "persist" => !system,
-        _ => true,
-    };
+    let runs = |table: &str| table != "kvtier" || has_tier;
     let daemons: Vec<&str> = daemons_of(&changes).filter(|table| runs(table)).collect();
     if daemons.is_empty() {
         return text + "to restart: none, as none that runs reads them\n";
@@ -108,6 +103,7 @@ fn report(before: &Before, profile: &Profile, system: bool) -> String {
                 "engine" => "vitriol-engine@main.service",
                 "shield" => "vitriol-oom-shield.service",
                 "kvtier" => "vitriol-kvtier.service",
+                "persist" => "vitriol-persist.service",
                 _ => "vitriol-demiurge.service",
             });
             format!(
@@ -236,7 +232,7 @@ mod tests {
         assert!(
             both.ends_with(
                 "systemctl restart vitriol-engine@main.service vitriol-demiurge.service \
-                 vitriol-oom-shield.service\n"
+                 vitriol-oom-shield.service vitriol-persist.service\n"
             ),
             "{both}"
         );

@@ -25,16 +25,17 @@ type Texts = &'static [(&'static str, &'static str)];
 
 const SYSTEM_UNITS: Texts = embed!("units/system":
     "vitriol.target", "vitriol.slice", "vitriol-demiurge.socket", "vitriol-demiurge.service",
-    "vitriol-engine@.service", "vitriol-oom-shield.service", "vitriol-kvtier.service");
+    "vitriol-engine@.service", "vitriol-oom-shield.service", "vitriol-kvtier.service", "vitriol-persist.service");
 const USER_UNITS: Texts = embed!("units/user":
     "vitriol.target", "vitriol.slice", "vitriol-demiurge.socket", "vitriol-demiurge.service",
-    "vitriol-engine@.service", "vitriol-oom-shield.service", "vitriol-kvtier.service");
+    "vitriol-engine@.service", "vitriol-oom-shield.service", "vitriol-kvtier.service", "vitriol-persist.service");
 const CUDA: &str = include_str!("../../../../units/system/cuda.conf");
 const SYSUSERS: &str = include_str!("../../../../units/sysusers.d/vitriol.conf");
 const TMPFILES: &str = include_str!("../../../../units/tmpfiles.d/vitriol.conf");
+const POLKIT: &str = include_str!("../../../../units/polkit/50-vitriol.rules");
 const CATALOG: &str = include_str!("../../../../units/catalog/vitriol.catalog");
 const RUNBOOKS: Texts = embed!("docs/runbooks":
-    "README.md", "answers-are-slow.md", "decisions-are-not-written.md", "engine-does-not-start.md",
+    "README.md", "answers-are-slow.md", "daemon-hangs.md", "decisions-are-not-written.md", "engine-does-not-start.md",
     "engine-is-lost.md", "engine-was-killed-by-the-watchdog.md", "oom-shield-is-degraded.md", "port-is-held.md",
     "requests-are-refused.md");
 
@@ -63,6 +64,8 @@ pub struct Layout {
     pub sysusers: Option<PathBuf>,
     pub tmpfiles: Option<PathBuf>,
     pub catalog: Option<PathBuf>,
+    /// What persist may ask of systemd. In /etc, for polkit looks into no directory of ours everywhere.
+    pub polkit: Option<PathBuf>,
     /// Directories of sockets, which mean nothing once no daemon runs.
     pub runtime: Vec<PathBuf>,
 }
@@ -84,6 +87,7 @@ impl Layout {
             sysusers: Some(ours.join("lib/sysusers.d/vitriol.conf")),
             tmpfiles: Some(ours.join("lib/tmpfiles.d/vitriol.conf")),
             catalog: Some(ours.join("lib/systemd/catalog/vitriol.catalog")),
+            polkit: Some("/etc/polkit-1/rules.d/50-vitriol.rules".into()),
             runtime: vec!["/run/vitriol".into()],
         }
     }
@@ -112,6 +116,7 @@ impl Layout {
             sysusers: None,
             tmpfiles: None,
             catalog: None,
+            polkit: None,
             runtime: Vec::new(),
         })
     }
@@ -139,6 +144,7 @@ impl Layout {
             (&self.sysusers, SYSUSERS),
             (&self.tmpfiles, TMPFILES),
             (&self.catalog, CATALOG),
+            (&self.polkit, POLKIT),
         ] {
             files.extend(place.iter().map(|path| self.file(path.clone(), text)));
         }
@@ -274,6 +280,40 @@ mod tests {
         assert_eq!(names("units/system"), system);
         assert_eq!(names("units/user"), carried(USER_UNITS));
         assert_eq!(names("docs/runbooks"), carried(RUNBOOKS));
+    }
+
+    /// One unit too many could be signalled by whoever takes persist over; one too few could not be ended.
+    #[test]
+    fn polkit_lets_persist_signal_the_units_it_watches_and_nothing_else() {
+        let (_, rest) = POLKIT.split_once("/^vitriol-(").unwrap();
+        let (named, rest) = rest
+            .split_once(r#")\.service$/.test(action.lookup("unit"))"#)
+            .unwrap();
+        let named: BTreeSet<&str> = named.split('|').collect();
+        let watched = SYSTEM_UNITS.iter().filter_map(|(name, _)| {
+            let unit = name.strip_prefix("vitriol-")?.strip_suffix(".service")?;
+            (unit != "persist").then_some(match unit {
+                "engine@" => "engine@[A-Za-z0-9_-]+",
+                other => other,
+            })
+        });
+        assert_eq!(named, watched.collect());
+        let persist = SYSTEM_UNITS
+            .iter()
+            .find(|(name, _)| *name == "vitriol-persist.service");
+        assert!(persist.unwrap().1.contains("\nUser=vitriol-persist\n"));
+        assert!(rest.contains(
+            r#" &&
+        subject.user == "vitriol-persist")"#
+        ));
+        for condition in [
+            r#"action.id == "org.freedesktop.systemd1.manage-units" &&"#,
+            r#"action.lookup("verb") == "kill" &&"#,
+        ] {
+            assert!(POLKIT.contains(condition), "{condition}");
+        }
+        assert!(!POLKIT.contains("||"), "conditions hold together");
+        assert_eq!(POLKIT.matches("polkit.Result.YES").count(), 1);
     }
 
     #[test]

@@ -16,13 +16,14 @@ const TARGET: &str = "vitriol.target";
 const ENGINE: &str = "vitriol-engine@main.service";
 
 /// The units that an uninstall stops: the file of each, and what systemctl calls it.
-const UNITS: [(&str, &str); 6] = [
+const UNITS: [(&str, &str); 7] = [
     (TARGET, TARGET),
     ("vitriol-demiurge.socket", "vitriol-demiurge.socket"),
     ("vitriol-demiurge.service", "vitriol-demiurge.service"),
     ("vitriol-engine@.service", "vitriol-engine@*.service"),
     ("vitriol-oom-shield.service", "vitriol-oom-shield.service"),
     ("vitriol-kvtier.service", "vitriol-kvtier.service"),
+    ("vitriol-persist.service", "vitriol-persist.service"),
 ];
 
 /// Those of them that an install may have enabled.
