@@ -3,10 +3,11 @@
 use prost::Message;
 use std::{env, path::PathBuf};
 
-const FILES: [&str; 4] = [
+const FILES: [&str; 5] = [
     "vitriol/engine/v1/engine.proto",
     "vitriol/kvtier/v1/kvtier.proto",
     "vitriol/oom_shield/v1/oom_shield.proto",
+    "vitriol/persist/v1/persist.proto",
     "vitriol/status/v1/status.proto",
 ];
 

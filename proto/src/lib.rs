@@ -24,6 +24,13 @@ pub mod oom_shield {
     }
 }
 
+pub mod persist {
+    pub mod v1 {
+        #![allow(clippy::all, clippy::unwrap_used)]
+        tonic::include_proto!("vitriol.persist.v1");
+    }
+}
+
 pub mod status {
     pub mod v1 {
         #![allow(clippy::all, clippy::unwrap_used)]

@@ -205,6 +205,7 @@ def boots_with_users_and_directories(rig):
         "/run/vitriol/persist": "750 vitriol-persist vitriol",
         "/var/lib/vitriol/demiurge": "750 vitriol-demiurge vitriol",
         "/var/lib/vitriol/oom-shield": "750 vitriol-oom-shield vitriol",
+        "/var/lib/vitriol/persist": "700 vitriol-persist vitriol",
         "/var/lib/vitriol/kvtier": "700 vitriol-kvtier vitriol",
         "/var/lib/vitriol/models": "755 root root",
     }.items():
@@ -391,8 +392,19 @@ def persist_ends_an_engine_that_hangs_and_may_do_nothing_else(rig):
     entry = rig.until_event(EVENT["DAEMON_HUNG"])
     check((entry["UNIT"], entry["ENDED"]) == (ENGINE, "Killed"), entry)
     check([rig.pid(unit) for unit in (DEMIURGE, SHIELD)] == others, "others were ended too")
+
+    # Each launch is on record, and a setting that changed is seen.
+    launches = lambda: json.loads(rig.must("vitriol", "fingerprint", "log", "--json"))["launches"]
+    on_record = lambda: [found for found in launches() if found["pid"] == rig.pid(ENGINE)]
+    again = eventually("the new engine is on record", on_record)[0]
+    check((again["unit"], again["since_last"]) == (ENGINE, []), again["since_last"])
+    check(ENGINE in rig.must("vitriol", "fingerprint", "bless"), "its launch is not blessed")
+    rig.write(PROFILE, ours.replace("[engine.main]", "[engine.main]\nspeculation = 'off'"))
+    rig.must("systemctl", "restart", ENGINE, PERSIST)
+    rig.until_event(EVENT["LAUNCH_CHANGED"], "CHANGES=engine.speculation: prompt-lookup -> off")
+    check("engine.speculation  prompt-lookup -> off" in rig.must("vitriol", "fingerprint", "diff"), "diff")
     rig.write(PROFILE, ours)
-    rig.must("systemctl", "restart", PERSIST)
+    rig.must("systemctl", "restart", ENGINE, PERSIST)
     rig.until_answering()
 
 

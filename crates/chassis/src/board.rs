@@ -7,7 +7,7 @@ use std::{
         Arc, Mutex, MutexGuard, PoisonError,
         atomic::{AtomicU64, Ordering},
     },
-    time::{Duration, Instant},
+    time::{Duration, Instant, SystemTime, UNIX_EPOCH},
 };
 
 use prometheus_client::{
@@ -19,13 +19,13 @@ use prometheus_client::{
 use sd_notify::NotifyState;
 use tokio::sync::watch;
 use tonic::{Request, Response, Status};
-use vitriol_proto::status::v1::{GetRequest, GetResponse, status_server};
+use vitriol_proto::status::v1::{Field, GetRequest, GetResponse, status_server};
 use vitriol_sysfs::Sysfs;
 
 pub use vitriol_proto::status::v1::Health;
 
 use crate::{
-    event,
+    Fingerprint, event,
     notify::{Heartbeat, Notifier},
 };
 
@@ -51,6 +51,7 @@ struct Shared {
     daemon: &'static str,
     version: &'static str,
     started: Instant,
+    started_at_ms: u64,
     notice: Mutex<Notice>,
     health: watch::Sender<Health>,
     progress: Arc<AtomicU64>,
@@ -64,6 +65,7 @@ struct Notice {
     load_bytes_done: u64,
     load_bytes_all: u64,
     load_notified: Option<Instant>,
+    fingerprint: Vec<Field>,
 }
 
 impl StatusBoard {
@@ -76,10 +78,12 @@ impl StatusBoard {
         build.get_or_create(&[("version", version)]).set(1);
         registry.register("build_info", "Version of the running binary", build);
         registry.register_collector(Box::new(ProcessCollector { started }));
+        let since_epoch = SystemTime::now().duration_since(UNIX_EPOCH);
         let shared = Shared {
             daemon,
             version,
             started,
+            started_at_ms: since_epoch.map_or(0, |since| since.as_millis() as u64),
             notice: Mutex::default(),
             health: watch::Sender::new(Health::Starting),
             progress: Arc::default(),
@@ -120,6 +124,12 @@ impl StatusBoard {
             NotifyState::Status(&format!("{detail}: {percent}%")),
             NotifyState::ExtendTimeoutUsec(LOAD_REPORT_TIMEOUT.as_micros() as u32),
         ]);
+    }
+
+    /// Says once, in the log and from then on in the status, what this launch is made of.
+    pub fn fingerprint(&self, fingerprint: &Fingerprint) {
+        tracing::info!(message_id = event::LAUNCH_FINGERPRINT, "{fingerprint}");
+        self.notice().fingerprint = fingerprint.to_wire();
     }
 
     /// The daemon can do its job now; without effect when it is draining already.
@@ -232,6 +242,8 @@ impl StatusBoard {
             progress: self.shared.progress.load(Ordering::Relaxed),
             uptime_ms: u64::try_from(self.shared.started.elapsed().as_millis()).unwrap_or(u64::MAX),
             metrics,
+            fingerprint: notice.fingerprint.clone(),
+            started_at_ms: self.shared.started_at_ms,
         }
     }
 
@@ -326,6 +338,19 @@ mod tests {
         assert_eq!((snapshot.health(), snapshot.progress), (Health::Ready, 1));
         assert_eq!(snapshot.detail, "serving");
         assert_eq!(snapshot.pid, std::process::id());
+    }
+
+    #[test]
+    fn a_launch_is_known_by_its_process_and_says_what_it_is_made_of() {
+        let board = board();
+        let before = board.snapshot();
+        assert_eq!(before.fingerprint, []);
+        assert!(before.started_at_ms > 0);
+        let fingerprint = Fingerprint::default().with("isa", "avx2").with("tier", "");
+        board.fingerprint(&fingerprint);
+        let after = board.snapshot();
+        assert_eq!(Fingerprint::from_wire(after.fingerprint), fingerprint);
+        assert_eq!(after.started_at_ms, before.started_at_ms);
     }
 
     #[test]

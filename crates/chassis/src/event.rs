@@ -56,6 +56,10 @@ kinds! {
     SHIELD_DEGRADED = "bee5a3e1ce2c4ad5b20b89e01fddef78";
     /// A daemon stood still for too long and was ended, for its supervisor to start it again.
     DAEMON_HUNG = "d0a1b06b6c1e4d0c9d4e3c8f5a7b9e21";
+    /// What a launch of a daemon is made of: the line VITRIOL-FINGERPRINT.
+    LAUNCH_FINGERPRINT = "e9b6a1c07d5f4f0ab0c3d2871f64a95e";
+    /// A launch is made of something else than the one before it, or than the blessed one.
+    LAUNCH_CHANGED = "37c5d0e48a1b4c69b2f7e05d9a8c6134";
     /// The mirror of the KV tier takes no records; answers go on without.
     MIRROR_LOST = "5c4b6f0e9a3d4c2f8e71d06b2f94a713";
     /// The mirror of the KV tier takes records again.

@@ -150,6 +150,11 @@ impl HouseDirs {
         self.runtime.join("persist").join("persist.sock")
     }
 
+    /// Where the watch over the daemons keeps what they were launched with.
+    pub fn persist_state(&self) -> PathBuf {
+        self.state.join("persist")
+    }
+
     /// Socket of the KV tier.
     pub fn kvtier_socket(&self) -> PathBuf {
         self.runtime.join("kvtier").join("kvtier.sock")

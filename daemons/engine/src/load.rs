@@ -50,6 +50,9 @@ pub struct Loaded {
     pub file_bytes: u64,
     /// Template source the file carries, empty when it has none.
     pub chat_template: String,
+    /// The model's identity by samples of its bytes, and the digest of all of them where that was taken.
+    pub sampled: [u8; 32],
+    pub digest: Option<ModelDigest>,
 }
 
 /// Where the panels of a model's weights come from.
@@ -117,6 +120,7 @@ fn load_named(
         Repack::Ram => Model::load(&gguf, device, context_tokens, progress)?,
         Repack::File(directory) => load_kept(&gguf, device, directory, &context_tokens, progress)?,
     };
+    let sampled = model.identity;
     if let Some(digest) = digest {
         // What was loaded is what was digested if that is still what is at the path.
         PanelCache::check_unchanged(&gguf)?;
@@ -128,6 +132,8 @@ fn load_named(
         language,
         file_bytes: gguf.file_bytes(),
         chat_template,
+        sampled,
+        digest,
     })
 }
 

@@ -7,14 +7,16 @@ use std::{
 
 use tokio::{sync::Notify, time::MissedTickBehavior};
 use tonic::service::Routes;
-use vitriol_chassis::{Daemon, Drained, Exit, Failure, Health, OrExit, RpcServer, blocking};
+use vitriol_chassis::{
+    Daemon, Drained, Exit, Failure, Fingerprint, Health, OrExit, RpcServer, blocking,
+};
 use vitriol_ipc::{Inherited, Listener};
 use vitriol_proto::kvtier::v1::kv_tier_server::KvTierServer;
 use vitriol_sysfs::Sysfs;
 use vitriol_units::Bytes;
 
 use crate::{
-    arena::Arena,
+    arena::{Arena, layout},
     catalogue::Catalogue,
     config::{Config, MirrorConfig},
     metrics::{CatalogueCollector, TierCollector},
@@ -22,6 +24,7 @@ use crate::{
         BlockStore, StoreError,
         disk::LocalDisk,
         endurance::Ledger,
+        segment,
         store::SegmentStore,
         writer::{Mirror, WriterConfig},
     },
@@ -51,6 +54,7 @@ pub async fn run(config: Config, inherited: Inherited, daemon: Daemon) -> Result
     daemon.board.loading("taking memory", 0, config.arena_bytes);
     let kept = inherited.take_kept(ARENA).or_exit(Exit::Dependency)?;
     let arena = open_arena(kept, config.arena_bytes, config.slot_bytes, &daemon).await?;
+    let fingerprint = fingerprint(&arena, config.mirror.as_ref()).and(config.asked);
     let writing = WriterConfig::default();
     let sessions = config
         .mirror
@@ -84,6 +88,7 @@ pub async fn run(config: Config, inherited: Inherited, daemon: Daemon) -> Result
         registry.register_collector(Box::new(metrics));
         registry.register_collector(Box::new(sessions));
     });
+    daemon.board.fingerprint(&fingerprint);
 
     let mut beats = tokio::time::interval(daemon.heartbeat.idle_max());
     beats.set_missed_tick_behavior(MissedTickBehavior::Delay);
@@ -121,6 +126,22 @@ pub async fn run(config: Config, inherited: Inherited, daemon: Daemon) -> Result
         tracing::warn!(left, deadline_passed, "records are in memory alone");
     }
     stopped
+}
+
+/// What the settings came to: everything that bears on what is found again, and how fast.
+fn fingerprint(arena: &Arena, mirror: Option<&MirrorConfig>) -> Fingerprint {
+    let pages = arena.pages();
+    let directory = mirror.map(|mirror| mirror.directory.display().to_string());
+    let bytes_max = mirror.map(|mirror| mirror.bytes_max.to_string());
+    Fingerprint::of_process(env!("CARGO_PKG_VERSION"))
+        .with("slots", arena.slots())
+        .with("slot_bytes", arena.slot_bytes())
+        .with("huge_pages", pages.huge)
+        .with("locked", pages.locked)
+        .with("arena_version", layout::VERSION)
+        .with("mirror_dir", directory.unwrap_or_default())
+        .with("mirror_bytes_max", bytes_max.unwrap_or_default())
+        .with("segment_version", segment::VERSION)
 }
 
 /// The arena that the service manager kept, or a new one, which it is to keep.

@@ -5,6 +5,7 @@ use std::{
     time::Duration,
 };
 
+use vitriol_chassis::Fingerprint;
 use vitriol_ipc::HouseDirs;
 use vitriol_profile::{
     Profile,
@@ -36,6 +37,8 @@ pub struct Config {
     pub slot_bytes: u64,
     pub mirror: Option<MirrorConfig>,
     pub drain: Duration,
+    /// What the profile says, for the launch's fingerprint.
+    pub asked: Fingerprint,
 }
 
 /// Where records lie on disk, and how much of it they may take.
@@ -109,6 +112,7 @@ impl Config {
             slot_bytes,
             mirror,
             drain: Duration::from_millis(settings.drain_ms),
+            asked: Fingerprint::default().with_settings(profile, "kvtier", "kvtier"),
         })
     }
 }

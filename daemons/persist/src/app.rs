@@ -4,10 +4,17 @@ use std::time::Instant;
 
 use tokio::time::MissedTickBehavior;
 use tonic::service::Routes;
-use vitriol_chassis::{Daemon, Failure, RpcServer};
-use vitriol_ipc::Listener;
+use vitriol_chassis::{Daemon, Exit, Failure, OrExit, RpcServer, blocking};
+use vitriol_ipc::{Listener, create_private_dir};
+use vitriol_proto::persist::v1::persist_server::PersistServer;
 
-use crate::{config::Config, metrics::Metrics, watch::DaemonWatch};
+use crate::{
+    config::Config, journal::Journal, launches::Launches, metrics::Metrics, service::SharedJournal,
+    watch::DaemonWatch,
+};
+
+/// The record of launches, in the state directory.
+const JOURNAL: &str = "launches";
 
 /// Runs the watch until it is told to stop: bind, announce, look.
 ///
@@ -16,7 +23,22 @@ pub async fn run(config: Config, daemon: Daemon) -> Result<(), Failure> {
     let listener = Listener::bind(&config.socket)?;
     let metrics = Metrics::default();
     daemon.board.register(|registry| metrics.register(registry));
-    let mut server = RpcServer::spawn(listener, Routes::default(), daemon.board.clone());
+    create_private_dir(&config.state_dir)?;
+    let path = config.state_dir.join(JOURNAL);
+    let journal = blocking(move || Journal::open(path))
+        .await?
+        .or_exit(Exit::Config)?;
+    if journal.damaged() > 0 {
+        let lines = journal.damaged();
+        tracing::warn!(
+            lines,
+            "lines of the record of launches are damaged and left out"
+        );
+    }
+    let journal = SharedJournal::new(journal);
+    let routes = Routes::new(PersistServer::new(journal.clone()));
+    let mut server = RpcServer::spawn(listener, routes, daemon.board.clone());
+    let mut launches = Launches::new(journal, metrics.clone());
 
     let watches = config.watched.iter().cloned();
     let mut watches: Vec<DaemonWatch> = watches
@@ -42,8 +64,12 @@ pub async fn run(config: Config, daemon: Daemon) -> Result<(), Failure> {
                         () = daemon.shutdown.cancelled() => break,
                         () = watch.round(began.elapsed()) => {}
                     }
+                    if let Some(launch) = watch.take_launch() {
+                        launches.record(launch).await?;
+                    }
                     daemon.heartbeat.beat();
                 }
+                launches.save().await?;
             }
         }
         daemon.heartbeat.beat();

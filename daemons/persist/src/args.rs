@@ -1,5 +1,7 @@
 //! The command line.
 
+use std::path::PathBuf;
+
 use vitriol_chassis::{Environment, Failure, HouseArgs};
 use vitriol_profile::LogFormat;
 
@@ -11,6 +13,9 @@ use crate::config::Config;
 pub struct Args {
     #[command(flatten)]
     house: HouseArgs,
+    /// Directory of the record of launches
+    #[arg(long, value_name = "DIR")]
+    state_dir: Option<PathBuf>,
     /// Have systemd send the signals that end a daemon, by its unit; without it they come from this process
     #[arg(long)]
     ask_systemd: bool,
@@ -22,7 +27,8 @@ impl Args {
     /// Errors: of the profile or the directories (exit 78).
     pub fn load(self, environment: &Environment) -> Result<(Config, LogFormat), Failure> {
         let (profile, dirs) = self.house.house(environment)?;
-        let config = Config::new(&profile, self.ask_systemd, &dirs);
+        let state_dir = self.state_dir.unwrap_or_else(|| dirs.persist_state());
+        let config = Config::new(&profile, &dirs, state_dir, self.ask_systemd);
         Ok((config, profile.house.log_format))
     }
 }

@@ -15,6 +15,7 @@ const STILL_BEATS_MIN: u32 = 3;
 #[derive(Clone, Debug)]
 pub struct Config {
     pub socket: PathBuf,
+    pub state_dir: PathBuf,
     /// Whether systemd sends the signals that end a daemon: this process may not where they are other users'.
     pub ask_systemd: bool,
     pub watched: Vec<Watched>,
@@ -34,8 +35,8 @@ pub struct Watched {
 }
 
 impl Config {
-    /// Puts the settings together for the house in `dirs`.
-    pub fn new(profile: &Profile, ask_systemd: bool, dirs: &HouseDirs) -> Self {
+    /// Puts the settings together for the house in `dirs`; `state_dir` gets the record of launches.
+    pub fn new(profile: &Profile, dirs: &HouseDirs, state_dir: PathBuf, ask_systemd: bool) -> Self {
         let settings = &profile.persist;
         let watched = |name: &str, unit: &str, socket| Watched {
             name: name.to_owned(),
@@ -67,6 +68,7 @@ impl Config {
         let longest = Duration::from_millis(settings.restart_pause_max_ms);
         Self {
             socket: dirs.persist_socket(),
+            state_dir,
             ask_systemd,
             watched: all,
             poll_interval: Duration::from_millis(settings.poll_interval_ms),
@@ -101,7 +103,7 @@ mod tests {
             cache: "/c".into(),
         };
         let units = |profile: &Profile| -> Vec<String> {
-            let config = Config::new(profile, false, &dirs);
+            let config = Config::new(profile, &dirs, dirs.persist_state(), false);
             config.watched.into_iter().map(|w| w.unit).collect()
         };
         let always = [

@@ -1,20 +1,23 @@
 //! Persist watches the daemons of the house: one in which nothing moves any more is ended, and its
 //! supervisor starts it again. Its decisions are pure: polls, clocks and files come as arguments, and what
-//! is to be done comes back. Times are of any clock that only goes forward.
+//! is to be done comes back. Times are of any clock that only goes forward. Beside that it keeps a record of
+//! what the daemons were launched with.
 //!
-//! Read on in `hang` and `restarts` (when), `watch` and `ending` (how). Of `memory`, `checkpoint` and
-//! `fingerprint` there are the decisions only.
+//! Read on in `hang` and `restarts` (when), `watch` and `ending` (how); `journal` and `launches` (the
+//! record), `service` (what the CLI sees of it). Of `memory` and `checkpoint` there are the decisions only.
 
 mod app;
 mod args;
 pub mod checkpoint;
 mod config;
 mod ending;
-pub mod fingerprint;
 pub mod hang;
+pub mod journal;
+mod launches;
 pub mod memory;
 mod metrics;
 pub mod restarts;
+mod service;
 mod threads;
 mod watch;
 

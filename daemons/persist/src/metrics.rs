@@ -19,6 +19,8 @@ pub struct Metrics {
     pub hangs: Family<DaemonLabels, Counter>,
     pub ends: Family<DaemonLabels, Counter>,
     pub end_failures: Family<DaemonLabels, Counter>,
+    pub launches: Family<DaemonLabels, Counter>,
+    pub changed_fields: Family<DaemonLabels, Gauge>,
 }
 
 impl Metrics {
@@ -31,5 +33,13 @@ impl Metrics {
         to.register("ends", ends, self.ends.clone());
         let failures = "Times that the daemon hung and could not be ended";
         to.register("end_failures", failures, self.end_failures.clone());
+        let launches = "Launches of the daemon that were seen";
+        to.register("launches", launches, self.launches.clone());
+        let changed = "Fields in which the newest launch differs from the blessed one, else from the one before";
+        to.register(
+            "launch_changed_fields",
+            changed,
+            self.changed_fields.clone(),
+        );
     }
 }

@@ -3,7 +3,7 @@
 use std::{io, path::Path, time::Duration};
 
 use tonic::{Code, transport::Channel};
-use vitriol_chassis::event;
+use vitriol_chassis::{Fingerprint, event};
 use vitriol_ipc::{Process, connect};
 use vitriol_proto::status::v1::{GetRequest, GetResponse, Health, status_client::StatusClient};
 
@@ -11,6 +11,7 @@ use crate::{
     config::{Config, Watched},
     ending::end,
     hang::{Answer, HangWatch, Verdict},
+    journal::Launch,
     metrics::{DaemonLabels, Metrics},
     restarts::{Decision, Restarts},
     threads::describe_threads,
@@ -30,6 +31,10 @@ pub struct DaemonWatch {
     ask_systemd: bool,
     hang: HangWatch,
     restarts: Restarts,
+    /// What the last answer told of its launch, until somebody takes it.
+    launch: Option<Launch>,
+    /// Process and start of the launch that was told last.
+    launched: Option<(u32, u64)>,
     /// The process that answered last, held from then on: its number may be another's when it is to end.
     process: Option<(u32, Process)>,
     labels: DaemonLabels,
@@ -49,6 +54,8 @@ impl DaemonWatch {
             ask_systemd: config.ask_systemd,
             hang: HangWatch::new(config.hang_polls),
             restarts: Restarts::new(config.back_off),
+            launch: None,
+            launched: None,
             process: None,
             labels,
             metrics,
@@ -87,6 +94,11 @@ impl DaemonWatch {
         }
     }
 
+    /// The launch that a look since the last call was the first to see.
+    pub fn take_launch(&mut self) -> Option<Launch> {
+        self.launch.take()
+    }
+
     async fn ask(&mut self) -> Answer {
         let call = self.status.get(GetRequest {});
         let status = match tokio::time::timeout(self.deadline, call).await {
@@ -101,7 +113,23 @@ impl DaemonWatch {
             }
         };
         self.hold(status.pid);
-        read(&status)
+        let answer = read(&status);
+        self.note_launch(status);
+        answer
+    }
+
+    fn note_launch(&mut self, status: GetResponse) {
+        let launched = Some((status.pid, status.started_at_ms));
+        if status.fingerprint.is_empty() || self.launched == launched {
+            return;
+        }
+        self.launched = launched;
+        self.launch = Some(Launch {
+            unit: self.watched.unit.clone(),
+            pid: status.pid,
+            started_at_ms: status.started_at_ms,
+            fingerprint: Fingerprint::from_wire(status.fingerprint),
+        });
     }
 
     /// Holds the process that answered, if it is one of the house's.

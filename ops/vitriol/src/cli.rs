@@ -44,6 +44,9 @@ pub enum Command {
     /// Conversations with a name (X-Session-Id) and the KV that is stored of them
     #[command(subcommand)]
     Session(SessionCommand),
+    /// What the daemons were launched with, and what changed since
+    #[command(subcommand)]
+    Fingerprint(FingerprintCommand),
     /// Check whether this machine can run the house; exit 1 if something fails
     Doctor(DoctorArgs),
     /// Fetch, list and look into model files
@@ -90,6 +93,9 @@ impl Command {
             Command::Kv(KvCommand::Status(args)) => Some(&mut args.settings),
             Command::Kv(KvCommand::Check(args)) => Some(&mut args.settings),
             Command::Session(command) => Some(command.settings_mut()),
+            Command::Fingerprint(FingerprintCommand::Log(LaunchesArgs { settings, .. }))
+            | Command::Fingerprint(FingerprintCommand::Diff(StatusArgs { settings, .. }))
+            | Command::Fingerprint(FingerprintCommand::Bless { settings }) => Some(settings),
             Command::Doctor(args) => Some(&mut args.settings),
             Command::Logs(args) => Some(&mut args.settings),
             Command::Bench(args) => Some(args.settings_mut()),
@@ -312,6 +318,31 @@ pub struct SessionRmArgs {
     /// Do not ask
     #[arg(long)]
     pub yes: bool,
+}
+
+#[derive(Debug, Subcommand)]
+pub enum FingerprintCommand {
+    /// List the launches on record, and what each changed against the one before it
+    Log(LaunchesArgs),
+    /// Show in what the newest launches differ from the blessed ones, or without such from those before them
+    Diff(StatusArgs),
+    /// Make the newest launch of every daemon the one that later ones are compared with
+    Bless {
+        #[command(flatten)]
+        settings: SettingArgs,
+    },
+}
+
+#[derive(Debug, Args)]
+pub struct LaunchesArgs {
+    #[command(flatten)]
+    pub settings: SettingArgs,
+    /// Launches at most, the newest; 0 for all
+    #[arg(short = 'n', long, value_name = "N", default_value_t = 20)]
+    pub limit: u32,
+    /// Print JSON, every field included
+    #[arg(long)]
+    pub json: bool,
 }
 
 #[derive(Debug, Args)]

@@ -11,6 +11,7 @@ mod cli;
 mod completions;
 mod config;
 mod doctor;
+mod fingerprint;
 mod house;
 mod http;
 mod install;
@@ -56,6 +57,7 @@ async fn run(command: Command, environment: &Environment) -> Result<(), Failure>
         Command::Shield(command) => shield::run(command, environment).await,
         Command::Kv(command) => kv::run(command, environment).await,
         Command::Session(command) => session::run(command, environment).await,
+        Command::Fingerprint(command) => fingerprint::run(command, environment).await,
         Command::Doctor(args) => doctor::run(&args, environment).await,
         Command::Model(command) => model::run(command, environment),
         Command::Install(args) => install::install(&args, environment),

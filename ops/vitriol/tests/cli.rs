@@ -41,7 +41,7 @@ fn text(bytes: &[u8]) -> String {
 
 #[test]
 fn help_of_every_command() {
-    let commands: [&[&str]; 29] = [
+    let commands: [&[&str]; 33] = [
         &[],
         &["up"],
         &["chat"],
@@ -55,6 +55,10 @@ fn help_of_every_command() {
         &["session", "export"],
         &["session", "import"],
         &["session", "rm"],
+        &["fingerprint"],
+        &["fingerprint", "log"],
+        &["fingerprint", "diff"],
+        &["fingerprint", "bless"],
         &["doctor"],
         &["model"],
         &["model", "fetch"],

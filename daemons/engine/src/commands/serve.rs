@@ -1,10 +1,11 @@
 use super::{repack, threads};
 use crate::{
-    engine::{EngineError, EngineLimits},
-    kv::{KvCodecs, PagePlan},
+    engine::{Engine, EngineError, EngineLimits},
+    kv::{KvCodecs, PAGE_TOKENS, PagePlan},
     load::{LoadError, Repack, load, load_for_tier, start, with_causes},
     metrics::EngineMetrics,
     model::{Hyperparameters, KvGroup, LoadProgress},
+    panels::{LAYOUT_VERSION, ModelDigest},
     scheduler::{StepBounds, measured_ms},
     service::{EngineService, MESSAGE_BYTES_MAX, Serving},
     step::StartError,
@@ -19,10 +20,11 @@ use std::{
 };
 use tonic::service::Routes;
 use vitriol_chassis::{
-    Daemon, Drained, Environment, Exit, Failure, OrExit, RpcServer, Setup, event, run as run_daemon,
+    Daemon, Drained, Environment, Exit, Failure, Fingerprint, OrExit, RpcServer, Setup, event,
+    run as run_daemon,
 };
 use vitriol_ipc::{HouseDirs, Listener};
-use vitriol_kernels_cpu::Isa;
+use vitriol_kernels_cpu::{Isa, NUMERICS_VERSION};
 use vitriol_profile::{
     Engine as EngineProfile, KvTier, Overrides, Profile, Tenant, budget::Budget, catalog,
     try_reading,
@@ -76,6 +78,8 @@ struct Config {
     budget: Budget,
     limits: EngineLimits,
     drain: Duration,
+    /// What the profile and the environment say, for the launch's fingerprint.
+    asked: Fingerprint,
     setup: Setup,
 }
 
@@ -102,7 +106,16 @@ impl Config {
             return Err(Failure::new(Exit::Config, unreadable(&model, &error)));
         }
         let drain = Duration::from_millis(engine.drain_ms);
+        let environment_isa = environment.isa.as_ref();
+        let asked = Fingerprint::default()
+            .with(
+                "environment",
+                environment_isa.map_or_else(String::new, |isa| format!("VITRIOL_ISA={isa}")),
+            )
+            .with_settings(&profile, &format!("engine.{}", args.name), "engine")
+            .with_settings(&profile, "kvtier", "kvtier");
         Ok(Self {
+            asked,
             socket: args
                 .socket
                 .unwrap_or_else(|| dirs.engine_socket(&args.name)),
@@ -296,6 +309,10 @@ fn bring_up(config: Config, daemon: &Daemon) -> Result<Serving, Failure> {
     let mut loaded = loaded.map_err(|error| failure(&error))?;
     let (file_bytes, template) = (loaded.file_bytes, std::mem::take(&mut loaded.chat_template));
     let weights_bytes = loaded.model.totals.weights_bytes;
+    let names = ModelNames {
+        sampled: loaded.sampled,
+        digest: loaded.digest,
+    };
     if template.trim().is_empty() && loaded.language.is_some() {
         tracing::warn!(
             "the model has no chat template: chats are put to it in ChatML, which it may not know"
@@ -315,6 +332,9 @@ fn bring_up(config: Config, daemon: &Daemon) -> Result<Serving, Failure> {
     daemon
         .board
         .register(|registry| EngineMetrics::register_kernels(registry, isa, threads));
+    daemon
+        .board
+        .fingerprint(&fingerprint(&engine, &names, file_bytes).and(config.asked));
     // `start` has computed a token: the one proof that the engine can do its job.
     tracing::info!(
         message_id = event::MODEL_LOADED,
@@ -332,6 +352,38 @@ fn bring_up(config: Config, daemon: &Daemon) -> Result<Serving, Failure> {
         file_bytes,
         template,
     ))
+}
+
+/// What names the bytes of a model.
+struct ModelNames {
+    sampled: [u8; 32],
+    digest: Option<ModelDigest>,
+}
+
+/// What the settings came to: everything that bears on speed or on the bytes of answers.
+fn fingerprint(engine: &Engine, names: &ModelNames, file_bytes: u64) -> Fingerprint {
+    let (model, limits) = (&engine.model, &engine.limits);
+    let pages: Vec<String> = limits.pages.iter().map(usize::to_string).collect();
+    let weights = names.digest.map_or_else(String::new, |all| all.to_string());
+    Fingerprint::of_process(env!("CARGO_PKG_VERSION"))
+        .with("model", ModelDigest(names.sampled))
+        .with("weights", weights)
+        .with("file_bytes", file_bytes)
+        .with("weights_bytes", model.totals.weights_bytes)
+        .with("architecture", model.hyper.architecture.name())
+        .with("alias", &limits.alias)
+        .with("isa", model.device.isa())
+        .with("threads", model.device.threads())
+        .with("numerics", NUMERICS_VERSION)
+        .with("panel_layout", LAYOUT_VERSION)
+        .with("context_tokens", limits.context_tokens)
+        .with("page_tokens", PAGE_TOKENS)
+        .with("pages", pages.join(","))
+        .with(
+            "kv_bytes_per_token",
+            model.kv_bytes_per_token(limits.codecs),
+        )
+        .with("step_tokens", limits.step_tokens())
 }
 
 /// A file that cannot be run and a pool that has no place are matters of configuration, which no

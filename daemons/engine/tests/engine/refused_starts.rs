@@ -24,5 +24,8 @@ fn a_kv_pool_beyond_the_machines_memory_is_a_wrong_configuration() {
         .unwrap();
     let said = String::from_utf8_lossy(&ended.stderr);
     assert_eq!(ended.status.code(), Some(78), "{said}");
-    assert!(said.contains("set engine.main.kv_bytes_max to at most"), "{said}");
+    assert!(
+        said.contains("set engine.main.kv_bytes_max to at most"),
+        "{said}"
+    );
 }

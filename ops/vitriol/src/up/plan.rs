@@ -160,6 +160,8 @@ impl Plan {
                     profile_file.as_path(),
                     "--runtime-dir".as_ref(),
                     &dirs.runtime,
+                    "--state-dir".as_ref(),
+                    &dirs.persist_state(),
                 ]),
                 status_socket: dirs.persist_socket(),
                 log: dirs.log("persist"),
