@@ -81,6 +81,8 @@ class Rig:
         self.state = tempfile.mkdtemp(prefix="vitriol-rig.")
         # What the engine's first load took of one core.
         self.load_cpu_s = 0.0
+        # When the house was last asked for something.
+        self.asked_at = time.monotonic()
 
     def __enter__(self):
         args = ["up", self.state, "--over", str(self.tree)]
@@ -176,7 +178,9 @@ class Rig:
         headers = {name.replace("_", "-"): value for name, value in headers.items()}
         text = json.dumps(body) if body is not None else None
         arguments = json.dumps([method, path, headers, text])
-        return json.loads(self.must("python3", "-c", ASK, arguments))
+        answer = json.loads(self.must("python3", "-c", ASK, arguments))
+        self.asked_at = time.monotonic()
+        return answer
 
     def completion(self, prompt="The violet", **headers):
         """An answer of four tokens, which must come."""

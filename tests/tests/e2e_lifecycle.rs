@@ -119,6 +119,44 @@ fn a_stopped_engine_is_ended_and_comes_back() {
     assert!(answers(&client), "{}", house.said());
 }
 
+/// The log of persist once it says all of `words` in one line.
+fn persist_says(house: &House, words: &[&str]) -> String {
+    let log = &house.files_named("persist.log")[0];
+    let said = || {
+        let text = std::fs::read_to_string(log).ok()?;
+        let mut lines = text.lines();
+        lines
+            .any(|line| words.iter().all(|word| line.contains(word)))
+            .then_some(text)
+    };
+    eventually(Duration::from_secs(60), &words.join(", "), said).unwrap()
+}
+
+#[test]
+fn an_engine_is_restarted_once_where_memory_is_short() {
+    // No machine has as much.
+    let short = "[persist]\npoll_interval_ms = 100\nmemory_bounce_bytes = '1024 TiB'\nmemory_short_ms = 200";
+    let house = House::start(&Setup::default().profile(short)).unwrap();
+    let said = persist_says(&house, &["ended for the memory it had", "SIGTERM"]);
+    assert!(said.contains("memory stays short"), "{said}");
+    eventually(Duration::from_secs(60), "an answer", || {
+        answers(&house.client()).then_some(())
+    })
+    .unwrap();
+    let log = std::fs::read_to_string(&house.files_named("engine.log")[0]).unwrap();
+    assert!(log.contains("engine drains"), "{log}");
+    let engine = house.daemon_pid(ENGINE).unwrap();
+    let launched = persist_says(
+        &house,
+        &["launched as the last time", &format!("pid={engine}")],
+    );
+    assert_eq!(
+        launched.matches("memory stays short").count(),
+        1,
+        "{launched}"
+    );
+}
+
 #[test]
 fn a_killed_demiurge_comes_back_on_its_port() {
     let house = House::start(&Setup::default()).unwrap();

@@ -60,6 +60,8 @@ kinds! {
     LAUNCH_FINGERPRINT = "e9b6a1c07d5f4f0ab0c3d2871f64a95e";
     /// A launch is made of something else than the one before it, or than the blessed one.
     LAUNCH_CHANGED = "37c5d0e48a1b4c69b2f7e05d9a8c6134";
+    /// Little memory is available, and the engine is restarted where it stays so.
+    MEMORY_SHORT = "b1d06f7e2c8349a5a4f3908be5d7261c";
     /// The mirror of the KV tier takes no records; answers go on without.
     MIRROR_LOST = "5c4b6f0e9a3d4c2f8e71d06b2f94a713";
     /// The mirror of the KV tier takes records again.

@@ -232,6 +232,17 @@ section! {
         restart_pause_ms: u64 = 60_000, "ms", 1000..=3_600_000;
         /// Most that this time becomes; after four times as long without a hang it begins anew.
         restart_pause_max_ms: u64 = 1_800_000, "ms", 1000..=86_400_000;
+        /// Available memory of the machine below which the log warns; 0 = never.
+        memory_warn_bytes: Bytes = Bytes::mib(500), "", 0..=1_125_899_906_842_624;
+        /// Available memory below which, if it stays so, the engine `main` is restarted, as its memory starts small
+        /// again: it refuses new requests, finishes its answers, gives the KV tier what it has and ends; 0 = never.
+        memory_bounce_bytes: Bytes = Bytes::mib(250), "", 0..=1_125_899_906_842_624;
+        /// Time for which memory must have been that short.
+        memory_short_ms: u64 = 120_000, "ms", 0..=3_600_000;
+        /// Least time between two such restarts.
+        memory_cooldown_ms: u64 = 600_000, "ms", 1000..=86_400_000;
+        /// Longest that running answers get to finish before the engine's own `drain_ms` begins.
+        memory_finish_ms: u64 = 30_000, "ms", 0..=590_000;
     }
 }
 

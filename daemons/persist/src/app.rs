@@ -7,10 +7,11 @@ use tonic::service::Routes;
 use vitriol_chassis::{Daemon, Exit, Failure, OrExit, RpcServer, blocking};
 use vitriol_ipc::{Listener, create_private_dir};
 use vitriol_proto::persist::v1::persist_server::PersistServer;
+use vitriol_sysfs::Sysfs;
 
 use crate::{
-    config::Config, journal::Journal, launches::Launches, metrics::Metrics, service::SharedJournal,
-    watch::DaemonWatch,
+    bounce::Bouncer, config::Config, journal::Journal, launches::Launches, metrics::Metrics,
+    service::SharedJournal, watch::DaemonWatch,
 };
 
 /// The record of launches, in the state directory.
@@ -44,6 +45,15 @@ pub async fn run(config: Config, daemon: Daemon) -> Result<(), Failure> {
     let mut watches: Vec<DaemonWatch> = watches
         .map(|watched| DaemonWatch::new(watched, &config, metrics.clone()))
         .collect();
+    let bouncer = config.bounce.clone();
+    let bouncer = bouncer.map(|config| Bouncer::new(config, Sysfs::host(), metrics));
+    // Beside the looks, which must not wait for an engine that finishes its answers.
+    let mut bouncing = tokio::spawn(async {
+        match bouncer {
+            Some(bouncer) => bouncer.run().await,
+            None => std::future::pending().await,
+        }
+    });
     daemon
         .board
         .ready(format!("watching {} daemons", watches.len()));
@@ -56,6 +66,7 @@ pub async fn run(config: Config, daemon: Daemon) -> Result<(), Failure> {
         tokio::select! {
             () = daemon.shutdown.cancelled() => break Ok(()),
             ended = server.ended() => break ended,
+            ended = &mut bouncing => break ended.or_exit(Exit::Internal),
             _ = beats.tick() => {}
             _ = rounds.tick() => {
                 for watch in &mut watches {
@@ -74,6 +85,7 @@ pub async fn run(config: Config, daemon: Daemon) -> Result<(), Failure> {
         }
         daemon.heartbeat.beat();
     };
+    bouncing.abort();
     ended?;
     server.stop().await
 }

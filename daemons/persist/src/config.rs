@@ -6,7 +6,13 @@ use vitriol_chassis::IDLE_MAX;
 use vitriol_ipc::HouseDirs;
 use vitriol_profile::Profile;
 
-use crate::restarts::BackOff;
+use crate::{bounce::BounceConfig, memory::MemoryPolicy, restarts::BackOff};
+
+/// The engine that is restarted when memory is short.
+const BOUNCED: &str = "main";
+
+/// What the chassis gives a daemon beyond its own drain before it gives it up, and the end of its process.
+const STUCK_GRACE: Duration = Duration::from_secs(8);
 
 /// Idle loops beat each [`IDLE_MAX`]: what stands still for less than this many of them need not hang.
 const STILL_BEATS_MIN: u32 = 3;
@@ -23,6 +29,8 @@ pub struct Config {
     pub poll_deadline: Duration,
     pub hang_polls: u32,
     pub back_off: BackOff,
+    /// `None`: the profile has no such engine.
+    pub bounce: Option<BounceConfig>,
 }
 
 /// A daemon that is watched.
@@ -43,13 +51,11 @@ impl Config {
             unit: format!("{unit}.service"),
             socket,
         };
-        let engines = profile.engines.keys();
-        let mut all: Vec<Watched> = engines
-            .map(|name| {
-                let unit = format!("vitriol-engine@{name}");
-                watched("engine", &unit, dirs.engine_socket(name))
-            })
-            .collect();
+        let engine = |name: &str| {
+            let unit = format!("vitriol-engine@{name}");
+            watched("engine", &unit, dirs.engine_socket(name))
+        };
+        let mut all: Vec<Watched> = profile.engines.keys().map(|name| engine(name)).collect();
         all.push(watched(
             "demiurge",
             "vitriol-demiurge",
@@ -63,6 +69,20 @@ impl Config {
         if profile.kvtier.enabled {
             all.push(watched("kvtier", "vitriol-kvtier", dirs.kvtier_socket()));
         }
+        let bounced = profile.engine(BOUNCED).map(|own| BounceConfig {
+            engine: engine(BOUNCED),
+            policy: MemoryPolicy {
+                warn_below_bytes: settings.memory_warn_bytes.get(),
+                bounce_below_bytes: settings.memory_bounce_bytes.get(),
+                polls: polls_of(settings.memory_short_ms, settings.poll_interval_ms),
+                cooldown: Duration::from_millis(settings.memory_cooldown_ms),
+            },
+            poll_interval: Duration::from_millis(settings.poll_interval_ms),
+            deadline: Duration::from_millis(settings.poll_deadline_ms),
+            finish_within: Duration::from_millis(settings.memory_finish_ms),
+            end_within: Duration::from_millis(own.drain_ms) + STUCK_GRACE,
+            ask_systemd,
+        });
         let still_ms = u64::from(STILL_BEATS_MIN) * IDLE_MAX.as_millis() as u64;
         let still_polls_min = polls_of(still_ms, settings.poll_interval_ms);
         let longest = Duration::from_millis(settings.restart_pause_max_ms);
@@ -79,6 +99,7 @@ impl Config {
                 longest,
                 forgiven_after: 4 * longest,
             },
+            bounce: bounced,
         }
     }
 }
@@ -115,5 +136,29 @@ mod tests {
         let overrides = Overrides::new().set("kvtier.enabled", Some(true), "--set");
         let profile = Profile::load(None, &overrides).unwrap();
         assert_eq!(units(&profile)[3..], ["vitriol-kvtier.service"]);
+        let bounce = Config::new(&profile, &dirs, dirs.persist_state(), false).bounce;
+        assert_eq!(bounce.unwrap().engine.unit, always[0]);
+    }
+
+    #[test]
+    fn an_idle_daemon_is_not_taken_for_one_that_hangs() {
+        let polls = |interval_ms: u64, hang_polls: u32| {
+            let overrides = Overrides::new()
+                .set("persist.poll_interval_ms", Some(interval_ms), "--set")
+                .set("persist.hang_polls", Some(hang_polls), "--set");
+            let profile = Profile::load(None, &overrides).unwrap();
+            let dirs = HouseDirs::system();
+            Config::new(&profile, &dirs, dirs.persist_state(), false).hang_polls
+        };
+        assert_eq!(polls(5_000, 6), 6);
+        assert_eq!(polls(100, 5), 30);
+        assert_eq!(polls(100, 40), 40);
+    }
+
+    #[test]
+    fn a_time_is_so_many_looks() {
+        assert_eq!(polls_of(120_000, 5_000), 24);
+        assert_eq!(polls_of(120_001, 5_000), 25);
+        assert_eq!(polls_of(0, 5_000), 1);
     }
 }

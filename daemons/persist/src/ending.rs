@@ -1,4 +1,4 @@
-//! Ending a daemon that hangs. Whoever supervises it starts it again, as after any other end.
+//! Ending a daemon. Whoever supervises it starts it again, as after any other end.
 
 use std::{io, process::Stdio, time::Duration};
 
@@ -16,28 +16,46 @@ const KILL_GRACE: Duration = Duration::from_secs(5);
 /// Time that systemctl has.
 const SYSTEMCTL_DEADLINE: Duration = Duration::from_secs(5);
 
-/// How far it had to go.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Ended {
-    Aborted,
-    Killed,
+/// What the binaries of the house are called, as the kernel shortens it.
+const BINARIES: &str = "vitriol-";
+
+/// Signals in their order, each with the time that a process has to end by it.
+pub type Signals = [(Signal, Duration); 2];
+
+/// For a daemon that hangs.
+pub const ABORT_THEN_KILL: Signals = [(Signal::ABORT, ABORT_GRACE), (Signal::KILL, KILL_GRACE)];
+
+/// For one that is to finish what it does, which it has `drain` for.
+pub fn drain_then_kill(drain: Duration) -> Signals {
+    [(Signal::TERM, drain), (Signal::KILL, KILL_GRACE)]
 }
 
-/// Ends `process`, the main one of `unit`: with SIGABRT, then with SIGKILL.
+/// Holds the process of this number, if it is one of the house's: a daemon tells its own, and whoever tells
+/// another's must not have that one ended.
+pub fn hold(pid: u32) -> Option<Process> {
+    // One that ended meanwhile is seen with the next look.
+    let process = Process::open(pid).ok()?;
+    let name = std::fs::read_to_string(format!("/proc/{pid}/comm")).ok()?;
+    (pid > 1 && name.starts_with(BINARIES)).then_some(process)
+}
+
+/// Ends `process`, the main one of `unit`; the signal that did it.
 ///
 /// Errors: it may not be signalled, systemd refuses, or it does not end.
-pub async fn end(process: &Process, unit: &str, ask_systemd: bool) -> io::Result<Ended> {
-    for (signal, grace, ended) in [
-        (Signal::ABORT, ABORT_GRACE, Ended::Aborted),
-        (Signal::KILL, KILL_GRACE, Ended::Killed),
-    ] {
+pub async fn end(
+    process: &Process,
+    unit: &str,
+    ask_systemd: bool,
+    signals: Signals,
+) -> io::Result<&'static str> {
+    for (signal, grace) in signals {
         match ask_systemd {
             false => process.signal(signal)?,
             true => ask(signal, unit).await?,
         }
         if let Ok(waited) = timeout(grace, process.ended()).await {
             waited?;
-            return Ok(ended);
+            return Ok(name(signal));
         }
     }
     Err(io::Error::other(
@@ -45,16 +63,20 @@ pub async fn end(process: &Process, unit: &str, ask_systemd: bool) -> io::Result
     ))
 }
 
+fn name(signal: Signal) -> &'static str {
+    match signal {
+        Signal::TERM => "SIGTERM",
+        Signal::ABORT => "SIGABRT",
+        _ => "SIGKILL",
+    }
+}
+
 /// Has systemd send `signal` to the main process of `unit`, which is another user's.
 async fn ask(signal: Signal, unit: &str) -> io::Result<()> {
-    let signal = match signal {
-        Signal::KILL => "SIGKILL",
-        _ => "SIGABRT",
-    };
     let mut command = Command::new("systemctl");
     command
         .args(["--no-ask-password", "--kill-whom=main"])
-        .arg(format!("--signal={signal}"))
+        .arg(format!("--signal={}", name(signal)))
         .args(["kill", "--", unit])
         .stdin(Stdio::null())
         .stdout(Stdio::null())

@@ -3,19 +3,20 @@
 //! is to be done comes back. Times are of any clock that only goes forward. Beside that it keeps a record of
 //! what the daemons were launched with.
 //!
-//! Read on in `hang` and `restarts` (when), `watch` and `ending` (how); `journal` and `launches` (the
-//! record), `service` (what the CLI sees of it). Of `memory` and `checkpoint` there are the decisions only.
+//! Read on in `hang` and `restarts` (when), `watch` and `ending` (how); `memory` and
+//! `bounce` (a restart for want of memory); `journal` and `launches` (the record), `service` (what the CLI
+//! sees of it).
 
 mod app;
 mod args;
-pub mod checkpoint;
+pub mod bounce;
 mod config;
 mod ending;
 pub mod hang;
 pub mod journal;
 mod launches;
 pub mod memory;
-mod metrics;
+pub mod metrics;
 pub mod restarts;
 mod service;
 mod threads;

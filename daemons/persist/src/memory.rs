@@ -21,7 +21,7 @@ pub enum Decision {
     Nothing,
     /// It has just become short; said once until there is enough again.
     Warn,
-    /// Save what is to be kept, then restart the engine; its memory starts small again.
+    /// Restart the engine; its memory starts small again. Said with every poll until it is done.
     Bounce,
 }
 
@@ -57,14 +57,18 @@ impl MemoryWatch {
             .last_bounce
             .is_none_or(|last| now.saturating_sub(last) >= policy.cooldown);
         if self.short_polls >= policy.polls.max(1) && rested {
-            self.last_bounce = Some(now);
-            self.short_polls = 0;
             return Decision::Bounce;
         }
         match (was_low, is_low) {
             (false, true) => Decision::Warn,
             _ => Decision::Nothing,
         }
+    }
+
+    /// The engine is restarted, or was to be and could not: another time counts from `now`.
+    pub fn bounced(&mut self, now: Duration) {
+        self.last_bounce = Some(now);
+        self.short_polls = 0;
     }
 }
 
@@ -83,8 +87,14 @@ mod tests {
 
     fn decisions(polls: &[(u64, u64)]) -> Vec<Decision> {
         let mut watch = MemoryWatch::new(POLICY);
-        let mut decide =
-            |&(at, bytes): &(u64, u64)| watch.decide_bounce(bytes, Duration::from_secs(at));
+        let mut decide = |&(at, bytes): &(u64, u64)| {
+            let now = Duration::from_secs(at);
+            let decision = watch.decide_bounce(bytes, now);
+            if decision == Decision::Bounce {
+                watch.bounced(now);
+            }
+            decision
+        };
         polls.iter().map(&mut decide).collect()
     }
 
@@ -118,6 +128,19 @@ mod tests {
         assert_eq!(bounces, [2, 122], "the third poll, then ten minutes later");
     }
 
+    #[test]
+    fn one_that_is_not_done_is_said_again_and_costs_no_cooldown() {
+        let mut watch = MemoryWatch::new(POLICY);
+        let mut decide = |at| watch.decide_bounce(100, Duration::from_secs(at));
+        let decided: Vec<Decision> = (0..5).map(|n| decide(n * 5)).collect();
+        assert_eq!(decided[2..], [Decision::Bounce; 3]);
+        watch.bounced(Duration::from_secs(25));
+        assert_eq!(
+            watch.decide_bounce(100, Duration::from_secs(30)),
+            Decision::Nothing
+        );
+    }
+
     proptest! {
         #[test]
         fn bounces_are_apart_and_follow_short_polls(
@@ -130,6 +153,7 @@ mod tests {
                 short = if bytes < 250 { short + 1 } else { 0 };
                 let decision = watch.decide_bounce(bytes, Duration::from_secs(now));
                 if decision == Decision::Bounce {
+                    watch.bounced(Duration::from_secs(now));
                     prop_assert!(short >= 3);
                     prop_assert!(last.is_none_or(|last| now - last >= 600));
                     last = Some(now);

@@ -3,6 +3,7 @@
 use prometheus_client::{
     encoding::EncodeLabelSet,
     metrics::{counter::Counter, family::Family, gauge::Gauge},
+    registry::Unit,
 };
 use vitriol_chassis::Registry;
 
@@ -21,6 +22,9 @@ pub struct Metrics {
     pub end_failures: Family<DaemonLabels, Counter>,
     pub launches: Family<DaemonLabels, Counter>,
     pub changed_fields: Family<DaemonLabels, Gauge>,
+    pub memory_available: Gauge,
+    pub bounces: Family<DaemonLabels, Counter>,
+    pub bounce_failures: Family<DaemonLabels, Counter>,
 }
 
 impl Metrics {
@@ -33,6 +37,17 @@ impl Metrics {
         to.register("ends", ends, self.ends.clone());
         let failures = "Times that the daemon hung and could not be ended";
         to.register("end_failures", failures, self.end_failures.clone());
+        let available = "Memory of the machine that new work can take";
+        to.register_with_unit(
+            "memory_available",
+            available,
+            Unit::Bytes,
+            self.memory_available.clone(),
+        );
+        let bounces = "Times that the engine was restarted because memory was short";
+        to.register("bounces", bounces, self.bounces.clone());
+        let failures = "Times that it was to be and could not";
+        to.register("bounce_failures", failures, self.bounce_failures.clone());
         let launches = "Launches of the daemon that were seen";
         to.register("launches", launches, self.launches.clone());
         let changed = "Fields in which the newest launch differs from the blessed one, else from the one before";

@@ -9,16 +9,13 @@ use vitriol_proto::status::v1::{GetRequest, GetResponse, Health, status_client::
 
 use crate::{
     config::{Config, Watched},
-    ending::end,
+    ending::{ABORT_THEN_KILL, end, hold},
     hang::{Answer, HangWatch, Verdict},
     journal::Launch,
     metrics::{DaemonLabels, Metrics},
     restarts::{Decision, Restarts},
     threads::describe_threads,
 };
-
-/// What the binaries of the house are called, as the kernel shortens it.
-const BINARIES: &str = "vitriol-";
 
 const PROC: &str = "/proc";
 
@@ -138,10 +135,7 @@ impl DaemonWatch {
             return;
         }
         self.process = None;
-        // One that ended meanwhile is seen with the next look.
-        if let Ok(process) = Process::open(pid)
-            && is_ours(pid)
-        {
+        if let Some(process) = hold(pid) {
             self.process = Some((pid, process));
             let (daemon, unit) = (&self.watched.name, &self.watched.unit);
             tracing::info!(daemon, unit, pid, "watched");
@@ -166,8 +160,8 @@ impl DaemonWatch {
         // It may be gone by now.
         let threads = describe_threads(Path::new(PROC), *pid).unwrap_or_default();
         let polls = self.hang.strikes();
-        match end(process, unit, self.ask_systemd).await {
-            Ok(ended) => {
+        match end(process, unit, self.ask_systemd, ABORT_THEN_KILL).await {
+            Ok(signal) => {
                 self.metrics.ends.get_or_create_owned(&self.labels).inc();
                 tracing::error!(
                     message_id = event::DAEMON_HUNG,
@@ -175,7 +169,7 @@ impl DaemonWatch {
                     unit,
                     pid,
                     polls,
-                    ?ended,
+                    signal,
                     threads,
                     "stood still and was ended"
                 );
@@ -217,10 +211,4 @@ fn read(status: &GetResponse) -> Answer {
         },
         Health::Draining | Health::Failed | Health::Unspecified => Answer::Ending { pid },
     }
-}
-
-/// A daemon tells its own number; whoever tells another's must not have that one ended.
-fn is_ours(pid: u32) -> bool {
-    let name = std::fs::read_to_string(format!("{PROC}/{pid}/comm"));
-    pid > 1 && name.is_ok_and(|name| name.starts_with(BINARIES))
 }

@@ -3,4 +3,5 @@
 
 mod house;
 mod launches;
+mod memory;
 mod process;

@@ -36,7 +36,7 @@ const POLKIT: &str = include_str!("../../../../units/polkit/50-vitriol.rules");
 const CATALOG: &str = include_str!("../../../../units/catalog/vitriol.catalog");
 const RUNBOOKS: Texts = embed!("docs/runbooks":
     "README.md", "answers-are-slow.md", "daemon-hangs.md", "decisions-are-not-written.md", "engine-does-not-start.md",
-    "engine-is-lost.md", "engine-was-killed-by-the-watchdog.md", "launch-changed.md", "oom-shield-is-degraded.md", "port-is-held.md",
+    "engine-is-lost.md", "engine-was-killed-by-the-watchdog.md", "launch-changed.md", "memory-is-short.md", "oom-shield-is-degraded.md", "port-is-held.md",
     "requests-are-refused.md");
 
 /// A file of text to be.
