@@ -132,6 +132,34 @@ fn persist_says(house: &House, words: &[&str]) -> String {
     eventually(Duration::from_secs(60), &words.join(", "), said).unwrap()
 }
 
+/// The one whose supervisor is `vitriol up`, which starts it again at once; persist must not storm.
+#[test]
+fn an_engine_that_hangs_again_at_once_is_left_alone() {
+    let rarely = "[persist]\npoll_interval_ms = 100\npoll_deadline_ms = 100\nhang_polls = 5\n\
+                  restart_pause_ms = 3600000\nrestart_pause_max_ms = 3600000";
+    let house = House::start(&Setup::default().profile(rarely)).unwrap();
+    let first = house.daemon_pid(ENGINE).unwrap();
+    persist_says(&house, &["watched", &format!("pid={first}")]);
+    process::stop(first, Duration::from_secs(60)).unwrap();
+    let second = successor(&house, ENGINE, first);
+    persist_says(&house, &["watched", &format!("pid={second}")]);
+    assert!(answers(&house.client()), "{}", house.said());
+    process::stop(second, Duration::from_secs(60)).unwrap();
+    let said = persist_says(&house, &["engine", "hangs again; it is left alone for"]);
+    assert_eq!(
+        said.matches("stood still and was ended").count(),
+        1,
+        "{said}"
+    );
+    assert_eq!(house.daemon_pid(ENGINE).unwrap(), second);
+    process::signal(second, Signal::CONT).unwrap();
+    eventually(Duration::from_secs(60), "an answer", || {
+        answers(&house.client()).then_some(())
+    })
+    .unwrap();
+    assert_eq!(house.daemon_pid(ENGINE).unwrap(), second, "it goes on");
+}
+
 #[test]
 fn an_engine_is_restarted_once_where_memory_is_short() {
     // No machine has as much.
