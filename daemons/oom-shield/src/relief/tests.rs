@@ -12,9 +12,12 @@ use vitriol_proto::{
     },
     kvtier::v1::{
         AttachRequest, AttachResponse, DestroyRequest, DestroyResponse, Event, EventsRequest,
-        LoadRequest, LoadResponse, LookupRequest, LookupResponse, ReleaseRequest, ReleaseResponse,
-        ReserveRequest, ReserveResponse, SealRequest, SealResponse, StatsRequest, StatsResponse,
-        TrimResponse,
+        ExportSessionRequest, ImportSessionRequest, ListSessionsRequest, LoadRequest, LoadResponse,
+        LookupRequest, LookupResponse, PutSessionRequest, PutSessionResponse, ReleaseRequest,
+        ReleaseResponse, RemoveSessionRequest, RemoveSessionResponse, ReserveRequest,
+        ReserveResponse, RestoreSessionRequest, RestoreSessionResponse, SealRequest, SealResponse,
+        SessionInfo, StatsRequest, StatsResponse, SyncSessionRequest, SyncSessionResponse,
+        TransferEvent, TrimResponse,
         kv_tier_server::{KvTier, KvTierServer},
     },
 };
@@ -164,6 +167,61 @@ impl KvTier for Trimmed {
         &self,
         _: Request<DestroyRequest>,
     ) -> Result<Response<DestroyResponse>, Status> {
+        not_asked()
+    }
+
+    async fn put_session(
+        &self,
+        _: Request<PutSessionRequest>,
+    ) -> Result<Response<PutSessionResponse>, Status> {
+        not_asked()
+    }
+
+    type ListSessionsStream = BoxStream<SessionInfo>;
+
+    async fn list_sessions(
+        &self,
+        _: Request<ListSessionsRequest>,
+    ) -> Result<Response<Self::ListSessionsStream>, Status> {
+        not_asked()
+    }
+
+    async fn sync_session(
+        &self,
+        _: Request<SyncSessionRequest>,
+    ) -> Result<Response<SyncSessionResponse>, Status> {
+        not_asked()
+    }
+
+    async fn restore_session(
+        &self,
+        _: Request<RestoreSessionRequest>,
+    ) -> Result<Response<RestoreSessionResponse>, Status> {
+        not_asked()
+    }
+
+    type ExportSessionStream = BoxStream<TransferEvent>;
+
+    async fn export_session(
+        &self,
+        _: Request<ExportSessionRequest>,
+    ) -> Result<Response<Self::ExportSessionStream>, Status> {
+        not_asked()
+    }
+
+    type ImportSessionStream = BoxStream<TransferEvent>;
+
+    async fn import_session(
+        &self,
+        _: Request<ImportSessionRequest>,
+    ) -> Result<Response<Self::ImportSessionStream>, Status> {
+        not_asked()
+    }
+
+    async fn remove_session(
+        &self,
+        _: Request<RemoveSessionRequest>,
+    ) -> Result<Response<RemoveSessionResponse>, Status> {
         not_asked()
     }
 
