@@ -74,7 +74,11 @@ impl Tier {
     }
 
     fn failure(&self, status: &Status) -> Failure {
-        let message = printable(status.message());
+        // A transport, or a kvtier of another release, may say no more than its code.
+        let message = match status.message() {
+            "" => status.code().description().to_owned(),
+            message => printable(message),
+        };
         match status.code() {
             Code::NotFound | Code::InvalidArgument | Code::AlreadyExists => {
                 Failure::new(Exit::Usage, message)
