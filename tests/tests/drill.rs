@@ -294,15 +294,22 @@ impl fmt::Display for Counts {
     }
 }
 
-/// Who is killed when, round by round.
+/// Who is killed when, round by round: each in turn, so that it has worked for a moment before it dies again, and in
+/// phases in random order.
 fn plan(rounds: usize, seed: &mut Seed) -> Vec<(&'static str, Phase)> {
-    let pairs = VICTIMS
-        .iter()
-        .flat_map(|&victim| PHASES.map(|phase| (victim, phase)));
-    let pairs: Vec<_> = pairs.collect();
-    let mut plan: Vec<_> = pairs.iter().copied().cycle().take(rounds).collect();
-    seed.shuffle(&mut plan);
-    plan
+    let of_each = rounds / VICTIMS.len();
+    let phases = VICTIMS.map(|_| {
+        let mut phases: Vec<_> = PHASES.into_iter().cycle().take(of_each).collect();
+        seed.shuffle(&mut phases);
+        phases
+    });
+    let round = |at: usize| {
+        VICTIMS
+            .iter()
+            .zip(&phases)
+            .map(move |(victim, of)| (*victim, of[at]))
+    };
+    (0..of_each).flat_map(round).collect()
 }
 
 #[test]
@@ -373,8 +380,7 @@ fn whoever_is_killed_when_conversations_go_on_as_if_nobody_had_been() {
             eyes.until_attached();
         } else if again > 0 {
             again -= 1;
-            let at = seed.below(plan.len() + 1);
-            plan.insert(at, (victim, phase));
+            plan.insert(0, (victim, phase));
         }
     }
     eprintln!("{counts}");

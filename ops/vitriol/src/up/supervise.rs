@@ -17,7 +17,7 @@ pub const BACKOFF_MIN: Duration = Duration::from_millis(200);
 /// Longest delay before a restart.
 pub const BACKOFF_MAX: Duration = Duration::from_secs(10);
 /// A daemon that was ready for this long starts over without a delay.
-pub const HEALTHY_AFTER: Duration = Duration::from_secs(5);
+pub const HEALTHY_AFTER: Duration = Duration::from_secs(3);
 /// Starts in a row without becoming ready even once, after which the first start is given up.
 pub const FIRST_STARTS_MAX: u32 = 5;
 
