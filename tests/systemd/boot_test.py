@@ -45,7 +45,7 @@ WATCHDOG_S = 5
 
 # Three seconds without movement are a hang, long before the watchdogs of the units think so.
 # What no machine has is short everywhere.
-WATCH = "\n[persist]\npoll_interval_ms = 100\nhang_polls = 2\nmemory_warn_bytes = '1024 TiB'\n"
+WATCH = "\n[persist]\npoll_interval_ms = 500\npoll_deadline_ms = 200\nhang_polls = 2\nmemory_warn_bytes = '1024 TiB'\n"
 AS_PERSIST = ["setpriv", "--reuid", "vitriol-persist", "--regid", "vitriol", "--clear-groups"]
 
 # Whose large processes the shield offers to the kernel, and one that no person has (systemd's own range).

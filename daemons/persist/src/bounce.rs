@@ -124,7 +124,7 @@ impl Bouncer {
             _ => return,
         };
         self.watch.bounced(now);
-        let Some(process) = hold(pid) else {
+        let Some(held) = hold(pid) else {
             return self.tell_failure(&io::Error::other("who answers is no process of the house"));
         };
         let unit = &self.config.engine.unit;
@@ -145,7 +145,7 @@ impl Bouncer {
             tracing::warn!(unit, "answers still run; the engine's own drain decides");
         }
         let signals = drain_then_kill(self.config.end_within);
-        match end(&process, unit, self.config.ask_systemd, signals).await {
+        match end(&held, unit, self.config.ask_systemd, signals).await {
             Ok(signal) => {
                 self.metrics.bounces.get_or_create_owned(&self.labels).inc();
                 tracing::info!(unit, pid, signal, "ended for the memory it had");

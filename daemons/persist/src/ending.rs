@@ -1,13 +1,14 @@
 //! Ending a daemon. Whoever supervises it starts it again, as after any other end.
 
-use std::{io, process::Stdio, time::Duration};
+use std::{fs, io, path::Path, process::Stdio, time::Duration};
 
 use rustix::process::Signal;
 use tokio::{process::Command, time::timeout};
 use vitriol_ipc::Process;
 
-/// Time that a process has to end by SIGABRT, a core dump included, before it gets SIGKILL: one that is
-/// stopped does not even hear the first.
+use crate::threads::{PROC, is_stopped};
+
+/// Time that a process has to end by SIGABRT, a core dump included, before it gets SIGKILL.
 const ABORT_GRACE: Duration = Duration::from_secs(3);
 
 /// Time that a process has to end by SIGKILL.
@@ -19,7 +20,7 @@ const SYSTEMCTL_DEADLINE: Duration = Duration::from_secs(5);
 /// What the binaries of the house are called, as the kernel shortens it.
 const BINARIES: &str = "vitriol-";
 
-/// Signals in their order, each with the time that a process has to end by it.
+/// Signals in their order, SIGKILL the last, each with the time that a process has to end by it.
 pub type Signals = [(Signal, Duration); 2];
 
 /// For a daemon that hangs.
@@ -30,25 +31,34 @@ pub fn drain_then_kill(drain: Duration) -> Signals {
     [(Signal::TERM, drain), (Signal::KILL, KILL_GRACE)]
 }
 
-/// Holds the process of this number, if it is one of the house's: a daemon tells its own, and whoever tells
-/// another's must not have that one ended.
-pub fn hold(pid: u32) -> Option<Process> {
-    // One that ended meanwhile is seen with the next look.
-    let process = Process::open(pid).ok()?;
-    let name = std::fs::read_to_string(format!("/proc/{pid}/comm")).ok()?;
-    (pid > 1 && name.starts_with(BINARIES)).then_some(process)
+/// A process of the house that is held: its number may be another's when it is to end.
+#[derive(Debug)]
+pub struct Held {
+    pub pid: u32,
+    process: Process,
 }
 
-/// Ends `process`, the main one of `unit`; the signal that did it.
+/// Holds the process of this number, if it is one of the house's: a daemon tells its own, and whoever tells
+/// another's must not have that one ended.
+pub fn hold(pid: u32) -> Option<Held> {
+    // One that ended meanwhile is seen with the next look.
+    let process = Process::open(pid).ok()?;
+    let name = fs::read_to_string(format!("{PROC}/{pid}/comm")).ok()?;
+    (pid > 1 && name.starts_with(BINARIES)).then_some(Held { pid, process })
+}
+
+/// Ends the main process of `unit`; the signal that did it.
 ///
 /// Errors: it may not be signalled, systemd refuses, or it does not end.
 pub async fn end(
-    process: &Process,
+    Held { pid, process }: &Held,
     unit: &str,
     ask_systemd: bool,
     signals: Signals,
 ) -> io::Result<&'static str> {
-    for (signal, grace) in signals {
+    // One that is stopped hears nothing but SIGKILL.
+    let first = usize::from(is_stopped(Path::new(PROC), *pid));
+    for &(signal, grace) in &signals[first..] {
         match ask_systemd {
             false => process.signal(signal)?,
             true => ask(signal, unit).await?,

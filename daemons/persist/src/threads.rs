@@ -2,6 +2,9 @@
 
 use std::{fmt::Write, fs, io, path::Path};
 
+/// Where the kernel tells of processes.
+pub const PROC: &str = "/proc";
+
 /// Threads that are listed.
 const MOST: usize = 48;
 
@@ -37,6 +40,12 @@ pub fn describe_threads(proc: &Path, pid: u32) -> io::Result<String> {
     Ok(line)
 }
 
+/// Whether all of `pid` is stopped (SIGSTOP): it neither works nor hears of signals but SIGKILL and SIGCONT.
+pub fn is_stopped(proc: &Path, pid: u32) -> bool {
+    let stat = fs::read_to_string(proc.join(format!("{pid}/stat"))).unwrap_or_default();
+    read_stat(&stat).is_some_and(|(_, state, _)| state == 'T')
+}
+
 /// Name, state and seconds computed (user and kernel) of a line of `stat` (proc_pid_stat(5)).
 fn read_stat(stat: &str) -> Option<(&str, char, u64)> {
     let (before, after) = stat.rsplit_once(") ")?;
@@ -62,6 +71,19 @@ mod tests {
         assert_eq!(read_stat(line), Some(("a) R (b", 'S', 4)));
         assert_eq!(read_stat("12 (a) S 1 2"), None);
         assert_eq!(read_stat(""), None);
+    }
+
+    #[test]
+    fn a_stopped_process_is_known_by_its_state() {
+        let proc = tempfile::tempdir().unwrap();
+        fs::create_dir(proc.path().join("7")).unwrap();
+        let is_stopped_in = |state: &str| {
+            let line = format!("7 (x) {state} 1 2 3 4 5 6 7 8 9 10 150 250 0 0");
+            fs::write(proc.path().join("7/stat"), line).unwrap();
+            is_stopped(proc.path(), 7)
+        };
+        assert!(is_stopped_in("T") && !is_stopped_in("S"));
+        assert!(!is_stopped(proc.path(), 8), "it is gone");
     }
 
     #[test]

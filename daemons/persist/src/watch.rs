@@ -4,20 +4,18 @@ use std::{io, path::Path, time::Duration};
 
 use tonic::{Code, transport::Channel};
 use vitriol_chassis::{Fingerprint, event};
-use vitriol_ipc::{Process, connect};
+use vitriol_ipc::connect;
 use vitriol_proto::status::v1::{GetRequest, GetResponse, Health, status_client::StatusClient};
 
 use crate::{
     config::{Config, Watched},
-    ending::{ABORT_THEN_KILL, end, hold},
+    ending::{ABORT_THEN_KILL, Held, end, hold},
     hang::{Answer, HangWatch, Verdict},
     journal::Launch,
     metrics::{DaemonLabels, Metrics},
     restarts::{Decision, Restarts},
-    threads::describe_threads,
+    threads::{PROC, describe_threads},
 };
-
-const PROC: &str = "/proc";
 
 /// The watch over one daemon.
 #[derive(Debug)]
@@ -32,8 +30,8 @@ pub struct DaemonWatch {
     launch: Option<Launch>,
     /// Process and start of the launch that was told last.
     launched: Option<(u32, u64)>,
-    /// The process that answered last, held from then on: its number may be another's when it is to end.
-    process: Option<(u32, Process)>,
+    /// The process that answered last, held from then on.
+    process: Option<Held>,
     labels: DaemonLabels,
     metrics: Metrics,
     /// It hangs, and that was said.
@@ -131,12 +129,11 @@ impl DaemonWatch {
 
     /// Holds the process that answered, if it is one of the house's.
     fn hold(&mut self, pid: u32) {
-        if self.process.as_ref().is_some_and(|(held, _)| *held == pid) {
+        if self.process.as_ref().is_some_and(|held| held.pid == pid) {
             return;
         }
-        self.process = None;
-        if let Some(process) = hold(pid) {
-            self.process = Some((pid, process));
+        self.process = hold(pid);
+        if self.process.is_some() {
             let (daemon, unit) = (&self.watched.name, &self.watched.unit);
             tracing::info!(daemon, unit, pid, "watched");
         }
@@ -144,7 +141,7 @@ impl DaemonWatch {
 
     async fn end(&mut self) {
         let (daemon, unit) = (&self.watched.name, &self.watched.unit);
-        let Some((pid, process)) = &self.process else {
+        let Some(held) = &self.process else {
             self.metrics
                 .end_failures
                 .get_or_create_owned(&self.labels)
@@ -158,9 +155,10 @@ impl DaemonWatch {
             return;
         };
         // It may be gone by now.
-        let threads = describe_threads(Path::new(PROC), *pid).unwrap_or_default();
+        let pid = held.pid;
+        let threads = describe_threads(Path::new(PROC), pid).unwrap_or_default();
         let polls = self.hang.strikes();
-        match end(process, unit, self.ask_systemd, ABORT_THEN_KILL).await {
+        match end(held, unit, self.ask_systemd, ABORT_THEN_KILL).await {
             Ok(signal) => {
                 self.metrics.ends.get_or_create_owned(&self.labels).inc();
                 tracing::error!(
