@@ -715,6 +715,10 @@ impl Books {
                 }
                 self.table.reserve(caller, offer.record)?
             }
+            Err(Refused::Stored) if offer.origin == Origin::Session => {
+                self.name_chain(offer.record.name);
+                return Err(Refused::Stored.into());
+            }
             other => other?,
         };
         self.enter(ticket.slot, offer, slot_bytes);
@@ -819,14 +823,15 @@ impl Books {
         self.kept.insert(slot, kept);
         *self.children.entry(kept.parent).or_default() += 1;
         if offer.origin == Origin::Session {
-            self.name_beginning(offer.record.name, kept.parent);
+            let name = offer.record.name;
+            let key = kept.parent;
+            self.name_chain(RecordName { key, ..name });
         }
     }
 
-    /// What a conversation goes on from is its own from now on, wherever it came from: without its beginning
-    /// none of it is of use.
-    fn name_beginning(&mut self, mut name: RecordName, parent: [u8; 32]) {
-        name.key = parent;
+    /// A record and all that it builds upon are a conversation's from now on, wherever they came from: without its
+    /// beginning none of it is of use.
+    fn name_chain(&mut self, mut name: RecordName) {
         while let Some(ticket) = self.table.find(&name)
             && let Some(kept) = self.kept.get_mut(&ticket.slot)
             && kept.of.origin == Origin::OneShot

@@ -91,6 +91,11 @@ impl BlockTable {
         }
     }
 
+    /// See [`PageRef::name`].
+    pub fn name_pages(&self) {
+        self.refs.iter().for_each(PageRef::name);
+    }
+
     /// The page of block `block`, if the table holds it.
     pub fn held_page(&self, block: usize) -> Option<&PageRef> {
         self.refs.get(block.checked_sub(self.first)?)

@@ -35,11 +35,13 @@ impl BlockTables {
         prefix: &[BlockKey],
         storing: Storing,
     ) -> (Self, usize) {
-        let tables = pools
-            .groups()
-            .iter()
+        let groups = pools.groups().iter();
+        let tables: Vec<_> = groups
             .map(|group| BlockTable::with_prefix(&group.pool, group.window, prefix))
             .collect();
+        if storing == (Storing::Each { named: true }) {
+            tables.iter().for_each(BlockTable::name_pages);
+        }
         let tables = Self {
             keys,
             sealed: prefix.to_vec(),

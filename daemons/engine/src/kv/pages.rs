@@ -433,6 +433,17 @@ impl PageRef {
         inner.seal(self.page, block, is_stored);
     }
 
+    /// The page belongs to a conversation with a name, if it did not before: it is to be stored as such, whatever became
+    /// of it without.
+    pub fn name(&self) {
+        let mut inner = self.pool.inner.borrow_mut();
+        let sealed = inner.pages[self.page as usize].sealed.as_mut();
+        if let Some(sealed) = sealed.filter(|sealed| !sealed.block.is_named) {
+            sealed.block.is_named = true;
+            inner.put_unstored(self.page);
+        }
+    }
+
     /// Another share, which keeps the page from being given out and otherwise says nothing of it.
     pub fn keep(&self) -> Self {
         self.pool.inner.borrow_mut().hold(self.page);
@@ -675,6 +686,22 @@ mod tests {
         // What is not full any more is not put back.
         pool.not_stored(&chain[2]);
         assert_eq!((pool.unstored(), pool.take_lost()), (0, 0));
+    }
+
+    #[test]
+    fn what_becomes_a_conversations_is_stored_once_more() {
+        let pool = PagePool::new(1);
+        let page = pool.allocate().unwrap();
+        page.name();
+        assert_eq!(pool.unstored(), 0, "it is not full");
+        page.seal(full(keys(1, 1)[0], 0), true);
+        for _ in 0..2 {
+            page.name();
+        }
+        let (block, _) = pool.next_unstored(false).unwrap();
+        assert!(block.is_named && pool.unstored() == 0);
+        page.name();
+        assert_eq!(pool.unstored(), 0, "it has its name");
     }
 
     #[test]
