@@ -369,8 +369,9 @@ def persist_ends_an_engine_that_hangs_and_may_do_nothing_else(rig):
     rig.write(PROFILE, ours + WATCH)
     rig.must("systemctl", "restart", ENGINE, PERSIST)
     before, others = rig.pid(ENGINE), [rig.pid(unit) for unit in (DEMIURGE, SHIELD)]
-    seen = lambda: rig.journal(f"_SYSTEMD_UNIT={PERSIST}", f"UNIT={ENGINE}", f"PID={before}")
-    eventually("persist has seen the engine", seen)
+    launches = lambda: json.loads(rig.must("vitriol", "fingerprint", "log", "--json"))["launches"]
+    on_record = lambda: [found for found in launches() if found["pid"] == rig.pid(ENGINE)]
+    eventually("the engine is on record", on_record)
     has_polkit = rig.run("systemctl", "start", "polkit.service").returncode == 0
     rig.kill(ENGINE, "STOP")
     if has_polkit:
@@ -389,9 +390,7 @@ def persist_ends_an_engine_that_hangs_and_may_do_nothing_else(rig):
     check(int(entry["AVAILABLE_BYTES"]) > 0, entry)
 
     # Each launch is on record, and a setting that changed is seen.
-    launches = lambda: json.loads(rig.must("vitriol", "fingerprint", "log", "--json"))["launches"]
-    on_record = lambda: [found for found in launches() if found["pid"] == rig.pid(ENGINE)]
-    again = eventually("the engine is on record", on_record)[0]
+    again = eventually("the engine that came back is on record", on_record)[0]
     check((again["unit"], again["since_last"]) == (ENGINE, []), again["since_last"])
     check(ENGINE in rig.must("vitriol", "fingerprint", "bless"), "its launch is not blessed")
     off = ours.replace("[engine.main]", "[engine.main]\nspeculation = 'off'")
