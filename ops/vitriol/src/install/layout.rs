@@ -35,8 +35,8 @@ const TMPFILES: &str = include_str!("../../../../units/tmpfiles.d/vitriol.conf")
 const POLKIT: &str = include_str!("../../../../units/polkit/50-vitriol.rules");
 const CATALOG: &str = include_str!("../../../../units/catalog/vitriol.catalog");
 const RUNBOOKS: Texts = embed!("docs/runbooks":
-    "README.md", "answers-are-slow.md", "daemon-hangs.md", "decisions-are-not-written.md", "engine-does-not-start.md",
-    "engine-is-lost.md", "engine-was-killed-by-the-watchdog.md", "launch-changed.md", "memory-is-short.md", "oom-shield-is-degraded.md", "port-is-held.md",
+    "README.md", "answers-are-slow.md", "conversations-are-computed-again.md", "daemon-hangs.md", "decisions-are-not-written.md", "engine-does-not-start.md",
+    "engine-is-lost.md", "engine-was-killed-by-the-watchdog.md", "kv-is-not-on-disk.md", "launch-changed.md", "memory-is-short.md", "oom-shield-is-degraded.md", "port-is-held.md",
     "requests-are-refused.md");
 
 /// A file of text to be.
