@@ -39,7 +39,7 @@ use vitriol_proto::engine::v1::{GetModelResponse, Submit};
 use crate::lane::EngineView;
 use crate::metrics::Metrics;
 
-pub use calls::CallError;
+pub use calls::{CallError, get_status};
 pub use inbox::EngineEvent;
 pub use switchboard::EngineRequest;
 

@@ -20,6 +20,7 @@ mod body;
 mod config;
 mod decision_log;
 mod engine_link;
+mod entry;
 mod lane;
 mod metrics;
 mod neighbours;
@@ -49,8 +50,8 @@ use engine_link::{EngineLink, LinkConfig};
 use metrics::Metrics;
 use server::Server;
 
-pub use args::Args;
 pub use config::{Config, Places};
+pub use entry::main;
 
 /// What answers cut by the end of a drain get to send their error in.
 const CUT_GRACE: Duration = Duration::from_secs(1);
@@ -66,7 +67,7 @@ const FLUSH_DEADLINE: Duration = Duration::from_secs(1);
 /// takes the place of the port it would bind.
 ///
 /// Errors: port or status socket held by another (exit 69), directories that cannot be used (78).
-pub async fn run(mut config: Config, inherited: Inherited, daemon: Daemon) -> Result<(), Failure> {
+async fn run(mut config: Config, inherited: Inherited, daemon: Daemon) -> Result<(), Failure> {
     let listener = server::listen(config.listen, &inherited)?;
     let address = listener.local_addr().or_exit(Exit::Internal)?;
     config.listen = address;

@@ -3,14 +3,10 @@
 use std::path::PathBuf;
 use std::time::Duration;
 
-use tonic::Request;
 use tonic::transport::Channel;
 use vitriol_ipc::connect;
-use vitriol_proto::status::v1::GetRequest;
-use vitriol_proto::status::v1::status_client::StatusClient;
 
-/// Most bytes of one registry.
-const REGISTRY_BYTES_MAX: usize = 1 << 20;
+use crate::engine_link::get_status;
 
 /// Connections to them, made when they are used.
 #[derive(Clone, Debug)]
@@ -31,21 +27,18 @@ impl Neighbours {
         let asked: Vec<_> = self
             .channels
             .iter()
-            .map(|channel| tokio::spawn(registry(channel.clone(), self.deadline)))
+            .map(|channel| tokio::spawn(get_status(channel.clone(), self.deadline)))
             .collect();
         let mut texts = Vec::with_capacity(asked.len());
         for asked in asked {
-            texts.extend(asked.await.ok().flatten());
+            texts.extend(
+                asked
+                    .await
+                    .ok()
+                    .and_then(Result::ok)
+                    .map(|status| status.metrics),
+            );
         }
         texts
     }
-}
-
-async fn registry(channel: Channel, deadline: Duration) -> Option<String> {
-    let mut request = Request::new(GetRequest {});
-    request.set_timeout(deadline);
-    let answer = StatusClient::new(channel);
-    let mut answer = answer.max_decoding_message_size(REGISTRY_BYTES_MAX);
-    let answered = tokio::time::timeout(deadline, answer.get(request)).await;
-    Some(answered.ok()?.ok()?.into_inner().metrics)
 }

@@ -43,19 +43,7 @@ impl Engine {
     /// Starts a sequence, which no window pauses: its reader is this process.
     pub fn generate(&self, request: GenerationRequest) -> Result<Generation, SubmitError> {
         let id = self.next_sequence();
-        let ownership = Ownership::new("", "", id, Priority::Interactive);
-        self.generate_as(id, ownership, request)
-    }
-
-    /// The same as a turn of the conversation with this name.
-    pub fn generate_in(
-        &self,
-        session_id: &str,
-        mut request: GenerationRequest,
-    ) -> Result<Generation, SubmitError> {
-        let id = self.next_sequence();
-        let ownership = Ownership::new("", session_id, id, Priority::Interactive);
-        request.session_id = session_id.into();
+        let ownership = Ownership::new("", &request.session_id, id, Priority::Interactive);
         self.generate_as(id, ownership, request)
     }
 

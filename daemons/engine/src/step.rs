@@ -26,7 +26,10 @@ use crate::{
     scheduler::{Reservations, Share, StepBounds, StepMs, Work},
     sequence::{EventKind, NewSequence},
     speculation::drafter,
-    tier::desk::{Answer, Desk, FillPage},
+    tier::{
+        CLOSING,
+        desk::{Answer, Desk, FillPage},
+    },
 };
 use outbox::Outbox;
 use roster::{Roster, RosterLimits};
@@ -51,8 +54,6 @@ const IDLE_ROUND: Duration = Duration::from_millis(500);
 const QUIET_AFTER: Duration = Duration::from_millis(50);
 /// After a page could not be stored, nothing is offered for so long.
 const SPILL_RETRY: Duration = Duration::from_millis(250);
-/// What is not stored yet when the engine ends has so long.
-const CLOSING: Duration = Duration::from_secs(2);
 /// How soon a full sink is tried again when there is nothing else to do.
 const SINK_RETRY: Duration = Duration::from_millis(5);
 

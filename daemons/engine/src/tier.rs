@@ -27,6 +27,9 @@ use std::{
 };
 use worker::{Pages, Worker};
 
+/// What is not stored yet when the engine ends has so long.
+pub const CLOSING: Duration = Duration::from_secs(2);
+
 /// Where kvtier is, and how long it may keep a request.
 #[derive(Clone, Debug)]
 pub struct TierPlace {

@@ -11,6 +11,7 @@ pub mod arena;
 mod args;
 pub mod catalogue;
 mod config;
+mod entry;
 mod metrics;
 pub mod mirror;
 pub mod record;
@@ -22,6 +23,5 @@ pub mod tier;
 pub mod transfer;
 pub mod worth;
 
-pub use app::run;
-pub use args::Args;
 pub use config::{Config, ConfigError, MirrorConfig};
+pub use entry::main;

@@ -10,6 +10,7 @@
 mod args;
 mod config;
 mod decide;
+mod entry;
 mod guard;
 mod look;
 mod metrics;
@@ -42,15 +43,15 @@ use relief::{Messages, ask_engine, ask_kvtier};
 use service::ShieldService;
 use shield::Shield;
 
-pub use args::Args;
 pub use config::Config;
 pub use decide::{Policy, Scope};
+pub use entry::main;
 
 /// Runs the shield until it is told to stop: bind, give back what a killed one left, announce, raise, give
 /// back.
 ///
 /// Errors: the socket is held by another (exit 69), directories that cannot be used (78), no /proc (69).
-pub async fn run(config: Config, daemon: Daemon) -> Result<(), Failure> {
+async fn run(config: Config, daemon: Daemon) -> Result<(), Failure> {
     let listener = Listener::bind(&config.socket)?;
     create_private_dir(&config.state_dir)?;
     let metrics = Metrics::default();

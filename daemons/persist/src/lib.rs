@@ -12,6 +12,7 @@ mod args;
 pub mod bounce;
 mod config;
 mod ending;
+mod entry;
 pub mod hang;
 pub mod journal;
 mod launches;
@@ -22,6 +23,5 @@ mod service;
 mod threads;
 mod watch;
 
-pub use app::run;
-pub use args::Args;
 pub use config::{Config, Watched};
+pub use entry::main;

@@ -3,6 +3,7 @@
 
 use std::time::Duration;
 
+use tonic::transport::Channel;
 use tonic::{Code, Request, Response, Status};
 use vitriol_proto::engine::v1::engine_client::EngineClient;
 use vitriol_proto::engine::v1::{
@@ -66,15 +67,7 @@ impl EngineLink {
 
     /// What the engine says about itself, its metrics among it.
     pub async fn status(&self) -> Result<GetResponse, CallError> {
-        let mut client =
-            StatusClient::new(self.channel.clone()).max_decoding_message_size(ANSWER_BYTES_MAX);
-        let deadline = self.config.control_deadline;
-        ask(
-            "get status",
-            deadline,
-            client.get(timed(GetRequest {}, deadline)),
-        )
-        .await
+        get_status(self.channel.clone(), self.config.control_deadline).await
     }
 
     /// Token ids of a text, and each one's bytes where asked.
@@ -96,6 +89,13 @@ impl EngineLink {
         let call = client.detokenize(timed(DetokenizeRequest { ids }, TOKENIZE_DEADLINE));
         Ok(ask("detokenize", TOKENIZE_DEADLINE, call).await?.text)
     }
+}
+
+/// What the daemon behind a channel says about itself.
+pub async fn get_status(channel: Channel, deadline: Duration) -> Result<GetResponse, CallError> {
+    let mut client = StatusClient::new(channel).max_decoding_message_size(ANSWER_BYTES_MAX);
+    let answer = client.get(timed(GetRequest {}, deadline));
+    ask("get status", deadline, answer).await
 }
 
 /// A request that tells the engine its deadline, so that it stops working on it too.

@@ -1,5 +1,5 @@
 use super::{
-    TierPlace,
+    CLOSING, TierPlace,
     desk::{Answer, Desk, Fill, Job, Look, SessionNumber, Spill, Stored, StoredPage, Turn},
     mirror_choice::{MirrorPlan, Source, Speeds, plan_mirror},
     records::RecordLayout,
@@ -23,8 +23,6 @@ const LOADS_PER_CALL: usize = 16;
 /// Least and longest time between two attempts to attach; between these a quarter of what it took so far, so that
 /// little is lost however long kvtier takes to come.
 const RETRY: [Duration; 2] = [Duration::from_millis(20), Duration::from_secs(5)];
-/// What waits to be stored when the engine ends has so long.
-const CLOSING: Duration = Duration::from_secs(2);
 /// How often it is looked whether what was stored is ever of use.
 const ALARM_EVERY: Duration = Duration::from_secs(3600);
 /// Prefill speed before the first measurement, tokens per second: only what records are worth relative to

@@ -31,6 +31,8 @@ use vitriol_testkit::{eventually, places, process};
 
 const DEADLINE: Duration = Duration::from_secs(120);
 
+const CONVERSATION: &str = "a conversation";
+
 /// Two groups of layers, one of them with windows of 16 tokens.
 const WINDOWED: &str = "gemma3.f32";
 const FULL: &str = "llama.f32";
@@ -211,7 +213,7 @@ fn pages_of(file: &str) -> &'static [usize] {
 
 fn request(seed: u32, prompt: u32, tokens_max: usize) -> GenerationRequest {
     GenerationRequest {
-        session_id: "a conversation".into(),
+        session_id: CONVERSATION.into(),
         prompt: (0..prompt).map(|i| 8 + (i * 7 + seed * 31) % 362).collect(),
         tokens_max,
         sampling: Sampling::GREEDY,
@@ -339,7 +341,7 @@ fn a_conversation_with_a_name_is_in_the_catalogue_with_all_its_records() {
         };
         run(&engine, &nameless);
         let first = request(5, PROMPT, ANSWER);
-        let answer = hear(engine.generate_in("chat", first.clone()).unwrap());
+        let answer = run(&engine, &first);
         until(&engine, "the turn is told", |tier| {
             tier.turns_told.get() == 1
         });
@@ -347,20 +349,19 @@ fn a_conversation_with_a_name_is_in_the_catalogue_with_all_its_records() {
         let [session] = &kvtier.sessions()[..] else {
             panic!("one has a name");
         };
-        assert_eq!(session.id, "chat");
+        assert_eq!(session.id, CONVERSATION);
         assert_eq!(session.tokens, u64::from(PROMPT) + ANSWER as u64);
         assert_eq!(session.blocks as usize, BLOCKS / PAGE_TOKENS);
         assert!(session.records > 0 && session.records == session.records_in_arena);
 
         // A turn that ends in the middle of its prompt takes nothing away; the next one goes on.
-        let running = engine.generate_in("chat", request(5, 128, 1)).unwrap();
-        hear(running);
+        run(&engine, &request(5, 128, 1));
         until(&engine, "the second is told", |tier| {
             tier.turns_told.get() == 2
         });
         assert_eq!(kvtier.sessions()[0].blocks, session.blocks);
         let second = next_turn(first, &answer.tokens);
-        hear(engine.generate_in("chat", second).unwrap());
+        run(&engine, &second);
         until(&engine, "the third is told", |tier| {
             tier.turns_told.get() == 3
         });
@@ -483,6 +484,8 @@ fn what_was_computed_while_kvtier_was_away_is_stored_when_it_comes() {
     let engine = attached(WINDOWED, pages_of(WINDOWED), &kvtier);
     let second = next_turn(first, &answer);
     assert_eq!(run(&engine, &second).arena, BLOCKS);
+    let computed = second.prompt.len() + ANSWER - 1;
+    until_stored(&engine, computed / PAGE_TOKENS * PAGE_TOKENS - BLOCKS);
 
     // Another arena has nothing of what the one before had; the engine still has.
     let before = engine.metrics.tier.pages_spilled.get();
