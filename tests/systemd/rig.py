@@ -6,6 +6,7 @@ import pathlib
 import shutil
 import subprocess
 import tempfile
+import threading
 import time
 
 HERE = pathlib.Path(__file__).resolve().parent
@@ -79,10 +80,9 @@ class Rig:
         self.tree = tree
         self.binds = binds
         self.state = tempfile.mkdtemp(prefix="vitriol-rig.")
-        # What the engine's first load took of one core.
-        self.load_cpu_s = 0.0
         # When the house was last asked for something.
         self.asked_at = time.monotonic()
+        self.ending = threading.Lock()
 
     def __enter__(self):
         args = ["up", self.state, "--over", str(self.tree)]
@@ -96,12 +96,13 @@ class Rig:
 
     def down(self):
         """Powers off; whether it went in order. Without effect on a machine that is off."""
-        if not os.path.exists(f"{self.state}/cgroups"):
-            return True
-        ended = subprocess.run([RIG, "down", self.state], check=False).returncode == 0
-        if ended:
-            shutil.rmtree(self.state)
-        return ended
+        with self.ending:
+            if not os.path.exists(f"{self.state}/cgroups"):
+                return True
+            ended = subprocess.run([RIG, "down", self.state], check=False).returncode == 0
+            if ended:
+                shutil.rmtree(self.state)
+            return ended
 
     def run(self, *command, text=None):
         """Runs a command inside, to its end."""
