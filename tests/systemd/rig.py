@@ -1,5 +1,6 @@
 """The booted machine of rig.sh, and what the test asks of it."""
 
+import contextlib
 import json
 import os
 import pathlib
@@ -24,6 +25,24 @@ c.request(method, path, body, headers)
 r = c.getresponse()
 print(json.dumps([r.status, dict(r.getheaders()), r.read().decode()]))
 """
+
+# Runs inside: one streamed answer after the other until its input ends; says when text comes, then how many there were.
+STREAM = """
+import http.client, json, select, sys
+body = {"prompt": "The violet", "max_tokens": 100, "temperature": 0, "ignore_eos": True, "stream": True}
+answers = 0
+while not select.select([sys.stdin], [], [], 0)[0]:
+    c = http.client.HTTPConnection("127.0.0.1", 8265, timeout=60)
+    c.request("POST", "/v1/completions", json.dumps(body))
+    lines = [line for line in c.getresponse() if line.startswith(b"data: ")]
+    last = json.loads(lines[-2][6:])
+    if lines[-1] != b"data: [DONE]\\n" or last["choices"][0]["finish_reason"] != "length":
+        sys.exit(f"after {answers} answers: {lines[-2:]}")
+    if not answers: print("begun", flush=True)
+    answers += 1
+print(answers)
+"""
+
 
 # Runs inside: connects to a Unix socket and says what comes of it. A gRPC server greets at once; one
 # that drops strangers closes.
@@ -110,6 +129,23 @@ class Rig:
         return subprocess.run(
             command, capture_output=True, text=True, input=text, check=False, timeout=4 * DEADLINE_S
         )
+
+    @contextlib.contextmanager
+    def client(self):
+        """While a client reads one streamed answer after the other; every one must come to its end."""
+        command = [RIG, "exec", self.state, "python3", "-c", STREAM]
+        pipes = dict.fromkeys(("stdin", "stdout", "stderr"), subprocess.PIPE)
+        with subprocess.Popen(command, text=True, **pipes) as client:
+            try:
+                begun = client.stdout.readline()
+                check(begun == "begun\n", f"no answer came: {begun}{'' if begun else client.stderr.read()}")
+                yield
+                answers, err = client.communicate(timeout=2 * DEADLINE_S)
+            finally:
+                client.kill()
+        check(client.returncode == 0, f"an answer broke: {err}")
+        check(int(answers) > 1, f"{answers} answers")
+        self.asked_at = time.monotonic()
 
     def must(self, *command, text=None):
         """Output of a command that must succeed."""
