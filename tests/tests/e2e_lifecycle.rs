@@ -98,6 +98,69 @@ fn a_killed_engine_ends_its_streams_with_an_error_and_comes_back() {
     .unwrap();
 }
 
+/// Seconds of prefill, on any machine that tests run on.
+fn long_question(stream: bool) -> Value {
+    let words = "The tide comes in, the tide goes out, and the lamp is lit again. ".repeat(200);
+    let mut question = question(12, stream);
+    question["messages"][0]["content"] = format!("{words}What is lit?").into();
+    question
+}
+
+#[test]
+fn an_engine_killed_in_the_middle_of_a_prefill_costs_its_clients_nothing_but_time() {
+    let house = House::start(&Setup::default()).unwrap();
+    let ask = |stream| {
+        let client = house.client();
+        std::thread::spawn(move || {
+            let path = "/v1/chat/completions";
+            if !stream {
+                let answer = client.post(path, &long_question(false)).unwrap();
+                let answer = answer.ok_json().unwrap();
+                return answer["choices"][0]["message"]["content"]
+                    .as_str()
+                    .unwrap()
+                    .to_owned();
+            }
+            let stream = client.post_stream(path, &long_question(true)).unwrap();
+            let chunks = stream.chunks().expect("an answer that ends in [DONE]");
+            let content = |chunk: &Value| chunk["choices"][0]["delta"]["content"].clone();
+            let texts = chunks.iter().map(content);
+            texts
+                .filter_map(|text| text.as_str().map(str::to_owned))
+                .collect()
+        })
+    };
+    let in_prefill = || {
+        let slots = house.client().get("/slots").ok()?.ok_json().ok()?;
+        let mut slots = slots.as_array()?.iter();
+        let is_begun = |slot: &Value| {
+            slot["state"] == "prefill" && slot["prompt_tokens_done"].as_u64() > Some(0)
+        };
+        slots.any(is_begun).then_some(())
+    };
+    let mut answers = Vec::new();
+    for stream in [true, false] {
+        let asked = ask(stream);
+        eventually(
+            Duration::from_secs(60),
+            "the middle of a prefill",
+            in_prefill,
+        )
+        .unwrap();
+        let old = house.daemon_pid(ENGINE).unwrap();
+        process::signal(old, Signal::KILL).unwrap();
+        answers.push(asked.join().unwrap());
+        successor(&house, ENGINE, old);
+    }
+    let undisturbed = ask(false).join().unwrap();
+    assert!(!undisturbed.is_empty());
+    assert_eq!(answers, [undisturbed.clone(), undisturbed]);
+    let resubmitted = house
+        .client()
+        .metric("vitriol_demiurge_requests_resubmitted_total");
+    assert_eq!(resubmitted, Some(2.0), "{}", house.said());
+}
+
 #[test]
 fn a_stopped_engine_is_ended_and_comes_back() {
     let often = "[persist]\npoll_interval_ms = 100\npoll_deadline_ms = 100\nhang_polls = 5";

@@ -42,6 +42,8 @@ kinds! {
     ENGINE_REACHED = "6be1ab59f4914ef6b00d5717c8cc6105";
     /// Demiurge lost its session with the engine, and with it the requests that ran.
     ENGINE_LOST = "3a5b1bd7b9b545a5b77e336a78d10377";
+    /// A request lost its engine before its answer began; the next one has it.
+    REQUEST_RESUBMITTED = "c8f1e6a07b324d5d9a41f0e2738bd65c";
     /// A request was answered, or ended because its client left.
     REQUEST_ANSWERED = "23dd87f6567f4650bbbfa0c05c22a8d8";
     /// A request ended with an error.

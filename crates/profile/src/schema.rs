@@ -183,7 +183,8 @@ section! {
         /// Deadline of control calls to the engine (status, slots, model). While it sends nothing it is
         /// asked at ten times this interval, and counts as hung after five calls without an answer.
         engine_deadline_ms: u64 = 200, "ms", 1..=60_000;
-        /// Time a request is held while the engine restarts.
+        /// Time a request is held while the engine restarts, also one that the engine had and of whose answer
+        /// nothing was sent.
         engine_wait_ms: u64 = 10_000, "ms", 0..=600_000;
         /// Silence after which a streaming answer gets a comment line, so that no hop gives up on it.
         ping_interval_ms: u64 = 5_000, "ms", 100..=600_000;

@@ -55,6 +55,7 @@ impl Account {
             cause: Cause::LocalOnly,
             inputs,
             model: None,
+            tries: 0,
             stream: false,
             status: CLIENT_LEFT,
             finish: CANCELLED,
@@ -100,13 +101,33 @@ impl Account {
         self.line.cause = verdict.cause;
     }
 
-    /// The model that answers.
-    pub fn model(&mut self, alias: &str) {
-        self.line.model = Some(alias.to_owned());
+    /// An engine gets the request.
+    pub fn submitted(&mut self) {
+        self.line.tries += 1;
+        if self.line.tries > 1 {
+            self.metrics.requests_resubmitted.inc();
+            tracing::info!(
+                message_id = event::REQUEST_RESUBMITTED,
+                request_id = self.line.request_id.as_str(),
+                vitriol_session = self.line.session.as_deref(),
+                vitriol_lane = self.line.lane.as_str(),
+                tries = self.line.tries,
+                "its engine was lost before its answer began; the next one has it now"
+            );
+        }
     }
 
-    /// The engine took the prompt.
-    pub fn accepted(&mut self, prompt_tokens: u32) {
+    /// The engine was lost before its answer began: what it did counts for nothing.
+    pub fn engine_lost(&mut self) {
+        self.line.prompt_tokens = None;
+        self.line.cached_tokens = None;
+        self.line.completion_tokens = None;
+        self.first_text = None;
+    }
+
+    /// An engine with this model took the prompt.
+    pub fn accepted(&mut self, model: &str, prompt_tokens: u32) {
+        self.line.model = Some(model.to_owned());
         self.line.prompt_tokens = Some(prompt_tokens);
         self.line.completion_tokens = Some(0);
     }
@@ -242,6 +263,7 @@ fn log_end(line: &Decision) {
             cause,
             error,
             status = line.status,
+            tries = line.tries,
             total_ms = line.total_ms,
             "request refused"
         ),

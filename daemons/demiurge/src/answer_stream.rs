@@ -10,26 +10,22 @@ use std::time::Duration;
 
 use bytes::Bytes;
 use futures_util::{Stream, stream};
-use tokio_util::sync::CancellationToken;
 use vitriol_proto::engine::v1::Finished;
 
 use crate::account::Account;
-use crate::answer::{Answer, Route, finish_word};
+use crate::answer::{Answer, finish_word};
 use crate::api_error::{ApiError, Dialect};
 use crate::app::shutting_down;
-use crate::engine_link::{EngineEvent, EngineRequest};
 use crate::sse::{self, Events};
+use crate::submission::{AnswerPart, Submission};
 
 /// A streamed answer on its way. Dropping it cancels the request and closes its account.
 pub struct AnswerStream {
-    request: EngineRequest,
+    submission: Submission,
     answer: Answer,
-    route: Route,
     account: Account,
     with_usage: bool,
     ping_interval: Duration,
-    /// When it is cancelled, the answer ends with an error.
-    expired: CancellationToken,
     state: State,
 }
 
@@ -46,22 +42,17 @@ enum State {
 impl AnswerStream {
     /// An answer to a request that the engine has accepted.
     pub fn new(
-        request: EngineRequest,
-        answer: Answer,
-        route: Route,
+        submission: Submission,
         account: Account,
         with_usage: bool,
         ping_interval: Duration,
-        expired: CancellationToken,
     ) -> AnswerStream {
         AnswerStream {
-            request,
-            answer,
-            route,
+            answer: submission.new_answer(),
+            submission,
             account,
             with_usage,
             ping_interval,
-            expired,
             state: State::Waiting,
         }
     }
@@ -78,28 +69,22 @@ impl AnswerStream {
         // Of the client's silence, not the engine's: a long prefill reports every step.
         let mut silence = pin!(tokio::time::sleep(self.ping_interval));
         while self.state != State::Ended {
-            let event = tokio::select! {
+            let part = tokio::select! {
                 biased;
-                event = self.request.next() => event,
-                () = self.expired.cancelled() => return Some(self.fail(&shutting_down())),
+                part = self.submission.next(&mut self.account) => part,
                 () = silence.as_mut() => return Some(sse::PING),
             };
-            let frame = match event {
-                EngineEvent::Accepted { .. } => None,
-                EngineEvent::Prefill(prefill) => {
-                    self.account.prefilled(prefill.tokens_cached);
+            let frame = match part {
+                Ok(AnswerPart::Begins) => {
+                    self.answer = self.submission.new_answer();
                     None
                 }
-                EngineEvent::Delta { text, tokens } => {
+                Ok(AnswerPart::Text { text, tokens }) => {
                     self.account.delivered(tokens);
                     self.text_frame(&text)
                 }
-                EngineEvent::Finished(finished) => Some(self.finish(&finished)),
-                EngineEvent::Failed(failed) => {
-                    let error = ApiError::from_failed(failed, self.route.prompt_param());
-                    Some(self.fail(&error))
-                }
-                EngineEvent::Lost => Some(self.fail(&ApiError::engine_lost())),
+                Ok(AnswerPart::Ends(finished)) => Some(self.finish(&finished)),
+                Err(error) => Some(self.fail(&error)),
             };
             if frame.is_some() {
                 return frame;
@@ -123,6 +108,7 @@ impl AnswerStream {
             return None;
         }
         self.account.text();
+        self.submission.shown();
         let mut events = Events::default();
         self.open(&mut events);
         events.data(&self.answer.text_chunk(text, self.with_usage));

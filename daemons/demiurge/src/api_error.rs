@@ -286,9 +286,17 @@ impl ApiError {
         .retry_after_s(retry_after_s)
     }
 
-    /// 502: the engine's stream broke while it worked on the request.
-    pub fn engine_lost() -> ApiError {
-        let message = "the engine restarted while it worked on this request; send it again";
+    /// 502: the engine's stream broke while it worked on the request, which so many engines got.
+    pub fn engine_lost(engines: u32) -> ApiError {
+        let message = match engines {
+            0 | 1 => {
+                "the engine died in the middle of this answer; send the request again".to_owned()
+            }
+            _ => format!(
+                "the engine died {engines} times while it worked on this request; see why before you send \
+                 it again: 'vitriol logs --unit engine'"
+            ),
+        };
         ApiError::new(StatusCode::BAD_GATEWAY, ErrorKind::Server, message).code("engine_lost")
     }
 

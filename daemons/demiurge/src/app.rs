@@ -94,6 +94,15 @@ impl App {
         }
     }
 
+    /// The same for a request whose earlier inputs are these.
+    pub fn lane_inputs_now(&self, earlier: LaneInputs) -> LaneInputs {
+        LaneInputs {
+            engine: self.link.state().view(),
+            draining: self.drain.begun.is_cancelled(),
+            ..earlier
+        }
+    }
+
     /// Takes a place among the requests in flight, for one with this body.
     ///
     /// Errors: 429 when there is none; the body is then read over beside the answer.

@@ -40,6 +40,8 @@ pub struct Decision {
     pub inputs: LaneInputs,
     /// Name of the model that answered, ours, never the client's word for it.
     pub model: Option<String>,
+    /// Engines that got the request: 0 = none, 2 = the first was lost before its answer began.
+    pub tries: u32,
     pub stream: bool,
     /// HTTP status; 499 when the client left, whether or not its stream had begun.
     pub status: u16,

@@ -13,7 +13,7 @@
 //! by the request's window, because text that waits there is text without credit.
 //!
 //! The link reconnects for ever with backoff. When the stream breaks, all its requests end with
-//! [`EngineEvent::Lost`]; nothing is sent twice.
+//! [`EngineEvent::Lost`]; whether one is submitted again is its owner's to decide.
 
 mod backoff;
 mod calls;
@@ -43,7 +43,7 @@ pub use calls::{CallError, get_status};
 pub use inbox::EngineEvent;
 pub use switchboard::EngineRequest;
 
-use switchboard::{NoSession, Switchboard};
+use switchboard::Switchboard;
 
 /// The largest message the engine may answer with. The ids and pieces of the longest text that may
 /// be tokenised, 4 MiB, take less than 12 bytes for each of its bytes; the text of the most ids that
@@ -174,17 +174,16 @@ impl EngineLink {
     }
 
     /// Starts a request once the engine is ready, for which it waits until `deadline`; a session
-    /// that is lost meanwhile is waited for again. `submit.request_id` and `submit.window_tokens`
-    /// are set here. `is_wanted` says whether the model will do.
+    /// that is lost meanwhile is waited for again. The engine gets a copy, with a `request_id` and
+    /// `window_tokens` of the link's. `is_wanted` says whether the model will do.
     ///
     /// Dropping the returned request cancels it at the engine, wherever it stands. Cancel-safe.
     pub async fn submit(
         &self,
-        mut submit: Submit,
+        submit: &Submit,
         deadline: Instant,
         is_wanted: impl Fn(&GetModelResponse) -> bool,
     ) -> Result<(EngineRequest, Arc<GetModelResponse>), SubmitError> {
-        submit.window_tokens = self.config.window_tokens;
         let bytes = submit.encoded_len();
         if bytes > SUBMIT_BYTES_MAX {
             return Err(SubmitError::TooLarge { bytes });
@@ -195,10 +194,13 @@ impl EngineLink {
             if !is_wanted(&model) {
                 return Err(SubmitError::OtherModel(model));
             }
-            match Switchboard::submit(&self.switchboard, submit) {
-                Ok(request) => return Ok((request, model)),
-                // The state says so before the session closes, so this waits and does not spin.
-                Err(NoSession(given_back)) => submit = *given_back,
+            let copy = Submit {
+                window_tokens: self.config.window_tokens,
+                ..submit.clone()
+            };
+            // The state says that it is gone before the session closes, so this waits and does not spin.
+            if let Some(request) = Switchboard::submit(&self.switchboard, copy) {
+                return Ok((request, model));
             }
         }
     }
@@ -275,10 +277,10 @@ mod tests {
             ..Submit::default()
         };
         let deadline = Instant::now() + SOON;
-        let refused = link.submit(of(SUBMIT_BYTES_MAX), deadline, |_| true).await;
+        let refused = link.submit(&of(SUBMIT_BYTES_MAX), deadline, |_| true).await;
         assert!(matches!(refused, Err(SubmitError::TooLarge { .. })));
         assert_eq!(link.switchboard.len(), 0);
-        let _taken = link.submit(of(8), deadline, |_| true).await.unwrap();
+        let _taken = link.submit(&of(8), deadline, |_| true).await.unwrap();
         assert_eq!(link.switchboard.len(), 1);
     }
 
@@ -288,7 +290,8 @@ mod tests {
         open(&link);
         let looked = Cell::new(0);
         let deadline = Instant::now() + SOON;
-        let submitted = link.submit(Submit::default(), deadline, |_| {
+        let submit = Submit::default();
+        let submitted = link.submit(&submit, deadline, |_| {
             looked.set(looked.get() + 1);
             if looked.get() == 1 {
                 lose(&link);
@@ -306,7 +309,8 @@ mod tests {
         let link = link();
         open(&link);
         let begun = Instant::now();
-        let submitted = link.submit(Submit::default(), begun + SOON, |_| {
+        let submit = Submit::default();
+        let submitted = link.submit(&submit, begun + SOON, |_| {
             lose(&link);
             true
         });

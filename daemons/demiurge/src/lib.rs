@@ -6,9 +6,9 @@
 //! writes down what was asked or answered: logs, metrics and the decision log hold counts, times
 //! and ids.
 //!
-//! Read on in `routes/completions` (what a request goes through), `engine_link` (how many share one
-//! stream), `answer_stream` (how a slow reader slows its own sequence) and `account` (what remains
-//! of a request).
+//! Read on in `routes/completions` (what a request goes through), `submission` (what becomes of one
+//! whose engine dies), `engine_link` (how many share one stream), `answer_stream` (how a slow reader
+//! slows its own sequence) and `account` (what remains of a request).
 
 mod account;
 mod answer;
@@ -31,6 +31,7 @@ mod request;
 mod routes;
 mod server;
 mod sse;
+mod submission;
 
 use std::fs;
 use std::io;

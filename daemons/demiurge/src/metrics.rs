@@ -22,9 +22,9 @@ pub struct Metrics {
     pub requests: Family<RequestLabels, Counter>,
     /// Requests that hold a place now.
     pub requests_in_flight: Gauge,
-    /// Requests that ended because the session to the engine did.
+    /// Requests that the engine worked on when the session to it ended.
     pub requests_lost: Counter,
-    /// Requests given to the next engine, as the one before died before it took them.
+    /// Requests given to the next engine, as nothing of their answer had been shown.
     pub requests_resubmitted: Counter,
     /// Client connections open now.
     pub connections: Gauge,
@@ -71,12 +71,12 @@ impl Metrics {
         );
         registry.register(
             "requests_lost",
-            "Requests that ended with the session to the engine",
+            "Requests that the engine worked on when its session ended",
             self.requests_lost.clone(),
         );
         registry.register(
             "requests_resubmitted",
-            "Requests given to the next engine, as the one before died before it took them",
+            "Requests given to the next engine after theirs was lost before their answer began",
             self.requests_resubmitted.clone(),
         );
         registry.register(

@@ -21,6 +21,8 @@ use serde::Serialize;
 use crate::api_error::{ApiError, Dialect};
 use crate::app::App;
 
+pub use models::is_named;
+
 /// All routes over the shared state.
 pub fn router(app: Arc<App>) -> Router {
     Router::new()

@@ -53,6 +53,8 @@ struct Waiting {
     prefill: Option<Prefill>,
     text: String,
     tokens: u32,
+    /// The reader has taken text.
+    text_taken: bool,
     end: Option<EngineEvent>,
 }
 
@@ -102,10 +104,17 @@ impl Inbox {
         if overrun { Err(Overrun) } else { Ok(()) }
     }
 
-    /// Ends the inbox: the stream broke.
+    /// Ends the inbox: the stream broke. A beginning that nobody has seen is dropped: it would only
+    /// keep the request from the next engine.
     pub fn put_lost(&self) {
         let mut waiting = self.waiting.lock().unwrap_or_else(PoisonError::into_inner);
-        waiting.end.get_or_insert(EngineEvent::Lost);
+        if waiting.end.is_none() {
+            waiting.end = Some(EngineEvent::Lost);
+            if !waiting.text_taken {
+                waiting.text.clear();
+                waiting.tokens = 0;
+            }
+        }
         drop(waiting);
         self.arrived.notify_one();
     }
@@ -132,6 +141,7 @@ impl Inbox {
         if waiting.tokens > 0 || !waiting.text.is_empty() {
             let text = std::mem::take(&mut waiting.text);
             let tokens = std::mem::take(&mut waiting.tokens);
+            waiting.text_taken |= !text.is_empty();
             return Some(EngineEvent::Delta { text, tokens });
         }
         waiting.end.clone()
@@ -206,6 +216,28 @@ mod tests {
         // What comes after is dropped, so a reckless peer costs no memory.
         inbox.put(delta("f", 1)).unwrap();
         assert!(matches!(inbox.try_take(), Some(EngineEvent::Failed(_))));
+    }
+
+    #[test]
+    fn a_beginning_that_nobody_has_seen_is_lost_with_the_stream() {
+        let inbox = Inbox::new(8);
+        // A token without text shows nothing.
+        inbox.put(delta("", 1)).unwrap();
+        inbox.try_take().unwrap();
+        inbox.put(delta("a", 1)).unwrap();
+        inbox.put_lost();
+        assert_eq!(inbox.try_take(), Some(EngineEvent::Lost));
+    }
+
+    #[test]
+    fn what_follows_text_that_was_seen_is_not_lost() {
+        let inbox = Inbox::new(8);
+        inbox.put(delta("a", 1)).unwrap();
+        inbox.try_take().unwrap();
+        inbox.put(delta("b", 1)).unwrap();
+        inbox.put_lost();
+        assert!(matches!(inbox.try_take(), Some(EngineEvent::Delta { .. })));
+        assert_eq!(inbox.try_take(), Some(EngineEvent::Lost));
     }
 
     #[test]

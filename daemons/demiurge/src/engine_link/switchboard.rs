@@ -8,10 +8,6 @@ use vitriol_proto::engine::v1::{Cancel, Credit, Event, SessionRequest, Submit, s
 
 use super::inbox::{EngineEvent, Inbox};
 
-/// No session stands to take a request; it comes back.
-#[derive(Debug)]
-pub struct NoSession(pub Box<Submit>);
-
 /// The book of requests in flight. One lock, held for a few map operations at a time.
 ///
 /// A request is in the book from [`Switchboard::submit`] until its end has arrived, its reader has
@@ -63,24 +59,19 @@ impl Switchboard {
         lost.len()
     }
 
-    /// Takes a request in and returns its reader's end.
-    pub fn submit(
-        switchboard: &Arc<Switchboard>,
-        mut submit: Submit,
-    ) -> Result<EngineRequest, NoSession> {
+    /// Takes a request in and returns its reader's end; None while no session stands.
+    pub fn submit(switchboard: &Arc<Switchboard>, mut submit: Submit) -> Option<EngineRequest> {
         let inbox = Arc::new(Inbox::new(submit.window_tokens));
         let credit_step = (submit.window_tokens / 4).max(1);
         let mut book = switchboard.book();
-        if book.session.is_none() {
-            return Err(NoSession(Box::new(submit)));
-        }
+        book.session?;
         book.requests_begun += 1;
         let id = book.requests_begun;
         submit.request_id = id;
         book.requests.insert(id, Arc::clone(&inbox));
         book.submits.push_back(submit);
         wake(book);
-        Ok(EngineRequest {
+        Some(EngineRequest {
             id,
             inbox,
             switchboard: Arc::clone(switchboard),
@@ -253,11 +244,11 @@ mod tests {
     #[test]
     fn without_a_session_nothing_is_taken() {
         let switchboard = Arc::new(Switchboard::default());
-        assert!(Switchboard::submit(&switchboard, Submit::default()).is_err());
+        assert!(Switchboard::submit(&switchboard, Submit::default()).is_none());
         switchboard.open();
         let _request = start(&switchboard);
         switchboard.close();
-        assert!(Switchboard::submit(&switchboard, Submit::default()).is_err());
+        assert!(Switchboard::submit(&switchboard, Submit::default()).is_none());
         assert_eq!(switchboard.len(), 0);
     }
 

@@ -2,36 +2,33 @@
 //!
 //! ```text
 //! place → body → parse → lane → submit (model) → accepted ─┬─▶ stream of chunks
-//!                                                          └─▶ one object
+//!                          ▲                               ├─▶ one object
+//!                          └────── once, if it is lost ────┘
 //! ```
 //! Everything up to "accepted" can still refuse with a status of its own; after it a streamed
 //! answer has its head and can only end in an error event.
 
 use std::sync::Arc;
-use std::time::{SystemTime, UNIX_EPOCH};
 
 use axum::body::Body;
 use axum::extract::{Extension, Request, State};
 use axum::response::Response;
 use http::request::Parts;
 use http::{HeaderName, HeaderValue, StatusCode, header};
-use tokio::time::Instant;
 use vitriol_proto::engine::v1::submit::Prompt;
-use vitriol_proto::engine::v1::{Finished, GetModelResponse, Submit};
+use vitriol_proto::engine::v1::{Finished, Submit};
 
 use crate::account::Account;
 use crate::answer::{Answer, Route, finish_word};
 use crate::answer_stream::AnswerStream;
 use crate::api_error::{ApiError, Dialect};
 use crate::app::{App, priority, session_id, shutting_down, tenant_id};
-use crate::engine_link::{EngineEvent, EngineRequest, SubmitError};
-use crate::lane::{Action, Cause, decide};
 use crate::random;
 use crate::request::{ChatRequest, CompletionRequest, Generation};
+use crate::submission::{AnswerPart, Order, Submission};
 
 use super::guard::RequestId;
 use super::json_text;
-use super::models::is_named;
 
 /// POST /v1/chat/completions.
 pub async fn chat(
@@ -61,10 +58,8 @@ async fn complete(app: Arc<App>, route: Route, id: RequestId, request: Request) 
         app.metrics.clone(),
     );
     let answered = match start(&app, route, &head, body, &mut account).await {
-        Ok(started) if started.generation.stream => {
-            return stream(&app, route, started, account);
-        }
-        Ok(started) => collect(&app, route, started, &mut account).await,
+        Ok(started) if started.generation.stream => return stream(&app, started, account),
+        Ok(started) => collect(started.submission, &mut account).await,
         Err(error) => Err(error),
     };
     let response = match answered {
@@ -80,8 +75,7 @@ async fn complete(app: Arc<App>, route: Route, id: RequestId, request: Request) 
 
 /// A request the engine has accepted.
 struct Started {
-    request: EngineRequest,
-    answer: Answer,
+    submission: Submission,
     generation: Generation,
 }
 
@@ -94,7 +88,7 @@ struct Parsed {
 }
 
 async fn start(
-    app: &App,
+    app: &Arc<App>,
     route: Route,
     head: &Parts,
     body: Body,
@@ -109,11 +103,9 @@ async fn start(
     let tenant = tenant_id(&head.headers)?.unwrap_or_default();
     let priority = priority(&head.headers)?;
     let body = app.bodies.read(&head.headers, body).await?;
-    // The prompt is a copy of the body, so the body's share of the budget is kept until the engine
-    // has the prompt: requests held during a restart are bounded by it too.
-    let (parsed, _share) = body.parse(move |body| parse_body(route, body)).await?;
+    let (parsed, share) = body.parse(move |body| parse_body(route, body)).await?;
     account.streamed(parsed.generation.stream);
-    let order = Submit {
+    let submit = Submit {
         session_id: session.to_owned(),
         tenant_id: tenant.to_owned(),
         priority: priority.into(),
@@ -124,23 +116,18 @@ async fn start(
         ignore_eog: parsed.generation.ignore_eog,
         ..Submit::default()
     };
-    let asked = parsed.model.as_deref();
-    let (mut request, mut model) = submit(app, head, account, order.clone(), asked).await?;
-    let mut taken = accepted(app, route, &mut request).await?;
-    if taken.is_none() {
-        // It died before it had begun, so its successor is asked. Once: the prompt may be what killed it.
-        app.metrics.requests_resubmitted.inc();
-        (request, model) = submit(app, head, account, order, asked).await?;
-        taken = accepted(app, route, &mut request).await?;
+    let order = Order::new(submit, share);
+    let inputs = app.lane_inputs(&head.headers);
+    let mut submission = Submission::begin(app, route, inputs, parsed.model, order, account)?;
+    match submission.next(account).await? {
+        AnswerPart::Begins => Ok(Started {
+            submission,
+            generation: parsed.generation,
+        }),
+        AnswerPart::Text { .. } | AnswerPart::Ends(_) => Err(ApiError::internal(
+            "the engine answered before it accepted the request",
+        )),
     }
-    account.model(&model.alias);
-    account.accepted(taken.ok_or_else(ApiError::engine_lost)?);
-    let answer = new_answer(route, &model);
-    Ok(Started {
-        request,
-        answer,
-        generation: parsed.generation,
-    })
 }
 
 fn parse_body(route: Route, body: &[u8]) -> Result<Parsed, ApiError> {
@@ -173,102 +160,22 @@ fn parse_body(route: Route, body: &[u8]) -> Result<Parsed, ApiError> {
     }
 }
 
-/// Decides the lane and starts the request there, waiting for it where the decision says so. Returns
-/// the model it has.
-async fn submit(
-    app: &App,
-    head: &Parts,
-    account: &mut Account,
-    submit: Submit,
-    asked: Option<&str>,
-) -> Result<(EngineRequest, Arc<GetModelResponse>), ApiError> {
-    let inputs = app.lane_inputs(&head.headers);
-    let verdict = decide(inputs);
-    account.decided(inputs, verdict);
-    if verdict.action == Action::Refuse {
-        return Err(app.refusal(verdict.cause));
-    }
-    let is_wanted = |model: &GetModelResponse| asked.is_none_or(|a| is_named(model, a));
-    let deadline = Instant::now() + app.config.engine_wait;
-    let submitted = tokio::select! {
-        submitted = app.link.submit(submit, deadline, is_wanted) => submitted,
-        () = app.drain.begun.cancelled() => return Err(shutting_down()),
-    };
-    submitted.map_err(|error| match error {
-        SubmitError::NotReady => app.refusal(Cause::EngineRestarting),
-        SubmitError::OtherModel(model) => {
-            ApiError::no_model(asked.unwrap_or_default(), &model.alias)
-        }
-        SubmitError::TooLarge { bytes } => ApiError::prompt_too_large(bytes),
-    })
-}
-
-/// Waits until the engine has taken the prompt. Returns its tokens, or nothing when the engine was lost before.
-async fn accepted(
-    app: &App,
-    route: Route,
-    request: &mut EngineRequest,
-) -> Result<Option<u32>, ApiError> {
-    let event = tokio::select! {
-        event = request.next() => event,
-        () = app.drain.expired.cancelled() => return Err(shutting_down()),
-    };
-    match event {
-        EngineEvent::Accepted { prompt_tokens } => Ok(Some(prompt_tokens)),
-        EngineEvent::Failed(failed) => Err(ApiError::from_failed(failed, route.prompt_param())),
-        EngineEvent::Lost => Ok(None),
-        EngineEvent::Prefill(_) | EngineEvent::Delta { .. } | EngineEvent::Finished(_) => Err(
-            ApiError::internal("the engine answered before it accepted the request"),
-        ),
-    }
-}
-
-fn new_answer(route: Route, model: &GetModelResponse) -> Answer {
-    let created = SystemTime::now()
-        .duration_since(UNIX_EPOCH)
-        .unwrap_or_default()
-        .as_secs();
-    // What decides the bytes of an answer besides the request: release and kernels.
-    let fingerprint = format!("vitriol-{}-{}", env!("CARGO_PKG_VERSION"), model.isa);
-    Answer::new(
-        route,
-        &random::word(),
-        created,
-        model.alias.clone(),
-        fingerprint,
-    )
-}
-
 /// The whole answer as JSON.
-async fn collect(
-    app: &App,
-    route: Route,
-    mut started: Started,
-    account: &mut Account,
-) -> Result<String, ApiError> {
+async fn collect(mut submission: Submission, account: &mut Account) -> Result<String, ApiError> {
     let mut text = String::new();
     loop {
-        let event = tokio::select! {
-            event = started.request.next() => event,
-            () = app.drain.expired.cancelled() => return Err(shutting_down()),
-        };
-        match event {
-            EngineEvent::Accepted { .. } => {}
-            EngineEvent::Prefill(prefill) => account.prefilled(prefill.tokens_cached),
-            EngineEvent::Delta { text: more, tokens } => {
+        match submission.next(account).await? {
+            AnswerPart::Begins => text.clear(),
+            AnswerPart::Text { text: more, tokens } => {
                 account.delivered(tokens);
                 if !more.is_empty() {
                     account.text();
                 }
                 text.push_str(&more);
             }
-            EngineEvent::Finished(finished) => {
-                return finish(&started.answer, &text, &finished, account);
+            AnswerPart::Ends(finished) => {
+                return finish(&submission.new_answer(), &text, &finished, account);
             }
-            EngineEvent::Failed(failed) => {
-                return Err(ApiError::from_failed(failed, route.prompt_param()));
-            }
-            EngineEvent::Lost => return Err(ApiError::engine_lost()),
         }
     }
 }
@@ -286,17 +193,14 @@ fn finish(
     Ok(answer.whole(text, word, &usage))
 }
 
-fn stream(app: &App, route: Route, started: Started, mut account: Account) -> Response {
+fn stream(app: &App, started: Started, mut account: Account) -> Response {
     account.status(StatusCode::OK);
     let headers = account.headers();
     let frames = AnswerStream::new(
-        started.request,
-        started.answer,
-        route,
+        started.submission,
         account,
         started.generation.include_usage,
         app.config.ping_interval,
-        app.drain.expired.clone(),
     )
     .into_frames();
     let mut response = Response::new(Body::from_stream(frames));

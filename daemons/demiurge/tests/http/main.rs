@@ -9,5 +9,6 @@ mod demiurge;
 mod drain;
 mod engine_loss;
 mod refusals;
+mod resubmission;
 mod scripted_engine;
 mod wire;
