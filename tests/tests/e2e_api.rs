@@ -329,6 +329,34 @@ fn metrics_have_both_families_of_names() {
 }
 
 #[test]
+fn a_session_hears_which_message_had_it_computed_again() {
+    let house = House::shared().unwrap();
+    let client = house.client().with_header("X-Session-Id", "dated");
+    let turns = |date: &str| {
+        let system = format!("Today is {date}. {}", "Answer kindly. ".repeat(60));
+        json!([
+            { "role": "system", "content": system },
+            { "role": "user", "content": "Say hello." },
+        ])
+    };
+    let ask = |messages: Value| {
+        let body = with(question(""), json!({ "messages": messages }));
+        client.post("/v1/chat/completions", &body).unwrap()
+    };
+    for date in ["Monday", "Monday"] {
+        let answer = ask(turns(date)).ok_json().unwrap();
+        assert!(answer["timings"].get("cache_diverged_token").is_none());
+    }
+    let answer = ask(turns("Friday"));
+    let timings = &answer.json().unwrap()["timings"];
+    let token = timings["cache_diverged_token"].as_u64().unwrap();
+    assert!((1..20).contains(&token) && timings["cache_n"].as_u64().unwrap() <= token);
+    assert_eq!(timings["cache_diverged_message"], 0);
+    let said = format!(", diverged-token={token}, diverged-message=0");
+    assert!(answer.header("x-vitriol-kv").unwrap().ends_with(&said));
+}
+
+#[test]
 fn what_was_said_is_written_nowhere() {
     let house = House::start(&Setup::default()).unwrap();
     let client = house

@@ -169,8 +169,8 @@ impl Account {
         self.line.error = Some(error.label());
     }
 
-    /// Headers that tell the client where it was answered, and where the KV of its prompt was, in tokens, once
-    /// that is known.
+    /// Headers that tell the client where it was answered, and, once that is known, where the KV of its
+    /// prompt was, in tokens, and where the prompt parts from that of the request before.
     pub fn headers(&self) -> impl Iterator<Item = (&'static str, HeaderValue)> + use<> {
         let where_answered = [
             (
@@ -187,7 +187,13 @@ impl Account {
             let engine = usage
                 .cached_tokens
                 .saturating_sub(arena.saturating_add(mirror));
-            let value = format!("engine={engine}, arena={arena}, mirror={mirror}");
+            let mut value = format!("engine={engine}, arena={arena}, mirror={mirror}");
+            for (name, at) in [
+                ("diverged-token", usage.diverged_token),
+                ("diverged-message", usage.diverged_message),
+            ] {
+                value += &at.map_or_else(String::new, |at| format!(", {name}={at}"));
+            }
             Some(("x-vitriol-kv", HeaderValue::try_from(value).ok()?))
         });
         where_answered.into_iter().chain(kv)

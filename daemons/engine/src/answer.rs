@@ -2,6 +2,7 @@
 //! usage is counted.
 
 use crate::{
+    divergence::Divergence,
     request::Refusal,
     sampler::NotFinite,
     sequence::{EndReason, EventKind},
@@ -26,6 +27,7 @@ pub struct Answer {
     utf8: Utf8Stream,
     stop: StopMatcher,
     prompt_tokens: usize,
+    divergence: Option<Divergence>,
     cached_tokens: usize,
     arena_tokens: usize,
     mirror_tokens: usize,
@@ -54,11 +56,18 @@ pub struct Told {
 }
 
 impl Answer {
-    pub fn new(stop: Vec<String>, prompt_tokens: usize, submitted_at: Instant) -> Self {
+    /// `divergence`: where the prompt parts from its conversation's last request.
+    pub fn new(
+        stop: Vec<String>,
+        prompt_tokens: usize,
+        divergence: Option<Divergence>,
+        submitted_at: Instant,
+    ) -> Self {
         Self {
             utf8: Utf8Stream::default(),
             stop: StopMatcher::new(stop),
             prompt_tokens,
+            divergence,
             cached_tokens: 0,
             arena_tokens: 0,
             mirror_tokens: 0,
@@ -89,6 +98,8 @@ impl Answer {
             EventKind::Started { tokens_cached } => {
                 self.started_at = Some(at);
                 self.cached_tokens = tokens_cached;
+                // Where more was reused than is common, it cost nothing.
+                self.divergence = self.divergence.filter(|of| tokens_cached <= of.token);
                 self.prefilled(tokens_cached)
             }
             EventKind::Prefilled { tokens_done } => self.prefilled(tokens_done),
@@ -100,6 +111,12 @@ impl Answer {
             EventKind::Token { id } => self.token(tokenizer, id, at),
             EventKind::Ended { reason } => self.ended(reason),
         }
+    }
+
+    /// Where the prompt parts from its conversation's last request and so was not reused any further; once
+    /// it has started.
+    pub fn divergence(&self) -> Option<Divergence> {
+        self.divergence.filter(|_| self.started_at.is_some())
     }
 
     pub fn times(&self) -> AnswerTimes {
@@ -196,6 +213,8 @@ impl Answer {
         let ms = |d: Duration| d.as_secs_f64() * 1e3;
         let started = self.started_at.unwrap_or(self.submitted_at);
         let times = self.times();
+        let divergence = self.divergence();
+        let message = divergence.and_then(|of| of.message);
         let usage = Usage {
             prompt_tokens: self.prompt_tokens as u32,
             cached_tokens: self.cached_tokens as u32,
@@ -208,6 +227,8 @@ impl Answer {
             arena_tokens: self.arena_tokens as u32,
             mirror_tokens: self.mirror_tokens as u32,
             tier_ms: ms(self.tier),
+            diverged_token: divergence.map(|of| of.token as u32),
+            diverged_message: message.map(|index| index as u32),
         };
         Kind::Finished(Finished {
             reason: reason.into(),
@@ -239,7 +260,7 @@ mod tests {
 
     #[test]
     fn an_answer_whose_logits_are_not_finite_fails_instead_of_stopping() {
-        let mut answer = Answer::new(Vec::new(), 3, Instant::now());
+        let mut answer = Answer::new(Vec::new(), 3, None, Instant::now());
         let reason = EndReason::NotFinite;
         let told = answer.tell(None, EventKind::Ended { reason }, Instant::now());
         assert!(told.over);

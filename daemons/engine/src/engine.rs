@@ -1,6 +1,7 @@
 //! The engine as its services see it: model, tokenizer, template and the step thread behind them.
 
 use crate::{
+    divergence::LastRequests,
     kv::{KvCodecs, PAGE_TOKENS, tokens_within},
     metrics::EngineMetrics,
     model::{KvGroup, Model},
@@ -90,6 +91,8 @@ pub struct Engine {
     pub metrics: EngineMetrics,
     /// Whether requests are taken: the machine may be short of memory.
     pub shedding: Shedding,
+    /// With what a conversation's next prompt is compared.
+    pub last_requests: Arc<LastRequests>,
     /// Ends after the step thread, whose last pages it stores.
     tier: Option<Tier>,
     reservations: Reservations,
@@ -188,6 +191,7 @@ impl Engine {
             Tier::start(place, &model, limits.codecs, metrics)
         });
         let tier = tier.transpose().map_err(StartError::Thread)?;
+        let last_requests = Arc::<LastRequests>::default();
         let step = StepThread::start(
             Arc::clone(&model),
             eog,
@@ -195,6 +199,7 @@ impl Engine {
             metrics.clone(),
             heartbeat,
             tier.as_ref().map(|tier| Arc::clone(tier.desk())),
+            Arc::clone(&last_requests),
         )?;
         Ok(Self {
             model,
@@ -203,6 +208,7 @@ impl Engine {
             step,
             metrics,
             shedding: Shedding::default(),
+            last_requests,
             tier,
             reservations,
             sequences: AtomicU64::new(0),

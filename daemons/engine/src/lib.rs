@@ -7,6 +7,7 @@
 pub mod answer;
 pub mod bench;
 pub mod commands;
+pub mod divergence;
 pub mod engine;
 pub mod forward;
 pub mod generate;

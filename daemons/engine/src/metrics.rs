@@ -26,6 +26,7 @@ pub struct EngineMetrics {
     pub decode_stalls_over_bound: Counter,
     pub preemptions: Counter,
     pub requests_shed: Counter,
+    pub prompts_diverged: Counter,
     pub sequences_running: Gauge,
     pub sequences_waiting: Gauge,
     pub pages_held: Gauge,
@@ -59,6 +60,7 @@ impl Default for EngineMetrics {
             decode_stalls_over_bound: Counter::default(),
             preemptions: Counter::default(),
             requests_shed: Counter::default(),
+            prompts_diverged: Counter::default(),
             sequences_running: Gauge::default(),
             sequences_waiting: Gauge::default(),
             pages_held: Gauge::default(),
@@ -297,6 +299,11 @@ impl EngineMetrics {
             "requests_shed",
             "Requests refused while the machine was short of memory",
             self.requests_shed.clone(),
+        );
+        to.register(
+            "prompts_diverged",
+            "Prompts of which less was reused because they are not as in their conversation's last request",
+            self.prompts_diverged.clone(),
         );
         to.register(
             "sequences_running",

@@ -1,11 +1,12 @@
 //! From a Submit to a prompt of tokens and checked parameters.
 
 use crate::{
+    divergence::Divergence,
     engine::{Engine, Language},
     sampler::Sampling,
     scheduler::{Ownership, Priority},
     sequence::SequenceId,
-    template::TemplateError,
+    template::{Rendered, TemplateError},
 };
 use vitriol_proto::engine::v1::{
     ChatPrompt, Failed, FailureKind, Priority as WirePriority, Sampling as WireSampling, Submit,
@@ -24,6 +25,8 @@ pub struct Prepared {
     pub id: SequenceId,
     pub ownership: Ownership,
     pub prompt: Vec<u32>,
+    /// Where the prompt parts from its conversation's last request.
+    pub divergence: Option<Divergence>,
     pub tokens_max: usize,
     pub sampling: Sampling,
     pub stop: Vec<String>,
@@ -64,7 +67,7 @@ pub fn prepare(engine: &Engine, submit: &Submit) -> Result<Prepared, Refusal> {
     if submit.max_tokens == Some(0) {
         return Err(Refusal::invalid("max_tokens must be at least 1"));
     }
-    let prompt = tokens(engine, submit)?;
+    let (prompt, rendered) = tokens(engine, submit)?;
     let vocab = engine.model.hyper.vocab;
     if let Some(id) = prompt.iter().find(|&&id| id as usize >= vocab) {
         let message = format!("token id {id} is outside the vocabulary of {vocab}");
@@ -85,6 +88,7 @@ pub fn prepare(engine: &Engine, submit: &Submit) -> Result<Prepared, Refusal> {
         return Err(refusal);
     }
     let room = context - prompt.len();
+    let divergence = divergence(engine, submit, &ownership, &prompt, rendered.as_ref());
     let window = match submit.window_tokens {
         0 => engine.limits.window_tokens,
         tokens => u64::from(tokens),
@@ -94,6 +98,7 @@ pub fn prepare(engine: &Engine, submit: &Submit) -> Result<Prepared, Refusal> {
         ownership,
         tokens_max: submit.max_tokens.map_or(room, |n| room.min(n as usize)),
         prompt,
+        divergence,
         sampling,
         stop: submit.stop.clone(),
         window_tokens: window,
@@ -114,7 +119,39 @@ fn overflow(at_least: &str, prompt_tokens: usize, context: usize) -> Refusal {
     refusal
 }
 
-fn tokens(engine: &Engine, submit: &Submit) -> Result<Vec<u32>, Refusal> {
+/// Where the prompt parts from its conversation's last request, and which of its messages that is in.
+fn divergence(
+    engine: &Engine,
+    submit: &Submit,
+    ownership: &Ownership,
+    prompt: &[u32],
+    rendered: Option<&Rendered>,
+) -> Option<Divergence> {
+    let last_requests = &engine.last_requests;
+    let token = last_requests.first_change(&ownership.tenant, &submit.session_id, prompt)?;
+    let message = || {
+        let language = engine.language.as_ref()?;
+        let Some(Prompt::Chat(chat)) = &submit.prompt else {
+            return None;
+        };
+        let rendered = rendered?;
+        let at = rendered.offset_behind(&language.tokenizer, &prompt[..token])?;
+        language.template.message_at(
+            &chat.messages_json,
+            &chat.tools_json,
+            &chat.template_kwargs_json,
+            rendered,
+            at,
+        )
+    };
+    Some(Divergence {
+        token,
+        message: message(),
+    })
+}
+
+/// The prompt's token ids; of messages also what the template made of them.
+fn tokens(engine: &Engine, submit: &Submit) -> Result<(Vec<u32>, Option<Rendered>), Refusal> {
     let no_tokenizer = || {
         Refusal::invalid(
             "this model's tokenizer is not supported yet; send the prompt as token ids",
@@ -123,7 +160,7 @@ fn tokens(engine: &Engine, submit: &Submit) -> Result<Vec<u32>, Refusal> {
     let language = || engine.language.as_ref().ok_or_else(no_tokenizer);
     match &submit.prompt {
         None => Err(Refusal::invalid("the request has no prompt")),
-        Some(Prompt::Tokens(tokens)) => Ok(tokens.ids.clone()),
+        Some(Prompt::Tokens(tokens)) => Ok((tokens.ids.clone(), None)),
         Some(Prompt::Text(text)) => {
             let language = language()?;
             refuse_hopeless(engine, language, text.text.len())?;
@@ -131,7 +168,8 @@ fn tokens(engine: &Engine, submit: &Submit) -> Result<Vec<u32>, Refusal> {
                 add_special: text.add_special,
                 parse_special: text.parse_special,
             };
-            Ok(language.tokenizer.encode(text.text.as_bytes(), options))
+            let ids = language.tokenizer.encode(text.text.as_bytes(), options);
+            Ok((ids, None))
         }
         Some(Prompt::Chat(chat)) => {
             let ChatPrompt {
@@ -145,7 +183,7 @@ fn tokens(engine: &Engine, submit: &Submit) -> Result<Vec<u32>, Refusal> {
                 .render(messages_json, tools_json, template_kwargs_json, true)
                 .map_err(|error| Refusal::new(failure_kind(&error), error.to_string()))?;
             refuse_hopeless(engine, language, rendered.text().len())?;
-            Ok(rendered.encode(&language.tokenizer))
+            Ok((rendered.encode(&language.tokenizer), Some(rendered)))
         }
     }
 }

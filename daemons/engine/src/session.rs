@@ -241,7 +241,12 @@ impl Session {
             };
             return self.push(request_id, Kind::Failed(refusal.0));
         }
-        live.answer = Some(Answer::new(prepared.stop, prompt_tokens, live.submitted_at));
+        live.answer = Some(Answer::new(
+            prepared.stop,
+            prompt_tokens,
+            prepared.divergence,
+            live.submitted_at,
+        ));
         self.by_sequence.insert(id, request_id);
         self.engine
             .metrics
@@ -294,6 +299,9 @@ impl Session {
                     .metrics
                     .decode_seconds
                     .inc_by(times.decode.as_secs_f64());
+                if answer.divergence().is_some() {
+                    self.engine.metrics.prompts_diverged.inc();
+                }
                 self.end(request_id);
                 self.by_sequence.remove(&event.sequence);
             }

@@ -18,6 +18,7 @@ pub use running::Taken;
 pub use snapshot::{SlotSnapshot, SlotState, Snapshot, SnapshotCell};
 
 use crate::{
+    divergence::LastRequests,
     forward::{Activations, Batch, KvStores, forward_tapped},
     kv::{FullBlock, KvCodecs, PAGE_TOKENS},
     metrics::EngineMetrics,
@@ -100,7 +101,8 @@ struct Shared {
 }
 
 impl StepThread {
-    /// Starts the thread. `eog`: ids that end a generation; `desk`: of the KV tier, if there is to be one.
+    /// Starts the thread. `eog`: ids that end a generation; `desk`: of the KV tier, if there is to be one;
+    /// `last_requests`: where the tokens of requests that end go.
     pub fn start(
         model: Arc<Model>,
         eog: Vec<u32>,
@@ -108,6 +110,7 @@ impl StepThread {
         metrics: EngineMetrics,
         heartbeat: Heartbeat,
         desk: Option<Arc<Desk>>,
+        last_requests: Arc<LastRequests>,
     ) -> Result<Self, StartError> {
         let kv = KvStores::new(&model, limits.codecs, &limits.pages)?;
         let (inbox, submitted) = sync_channel(limits.queue_max.max(1));
@@ -138,6 +141,7 @@ impl StepThread {
                         roster_limits,
                         drafter(limits.speculation),
                         metrics.clone(),
+                        last_requests,
                     ),
                     decode_stall_ms_max: limits.bounds.decode_stall_ms_max,
                     step_ms: limits.step_ms,

@@ -52,6 +52,16 @@ pub struct ChatTemplate {
     abilities: Abilities,
 }
 
+/// What a client asks to be written, checked and brought into shape.
+#[derive(Clone)]
+struct ChatRequest {
+    messages: Vec<Json>,
+    tools: Json,
+    kwargs: Json,
+    /// As it came.
+    n_bytes: usize,
+}
+
 /// A prompt, and where client texts must not be read as control tokens.
 #[derive(Debug, PartialEq, Eq)]
 pub struct Rendered {
@@ -116,8 +126,58 @@ impl ChatTemplate {
         kwargs_json: &[u8],
         add_generation_prompt: bool,
     ) -> Result<Rendered, TemplateError> {
+        let request = self.read(messages_json, tools_json, kwargs_json)?;
+        self.write_request(&request, add_generation_prompt)
+    }
+
+    /// The last message whose text begins at or before byte `at` of what [`Self::render`] made of the same
+    /// request with a generation prompt, from 0. `None`: the template wrote that part before any message's
+    /// text, or writes something else each time.
+    ///
+    /// Where texts lie is asked of the template: it renders again with another text in a message and all
+    /// after it, and the renderings part where the first of them begins. Cost: as many renderings as the
+    /// number of messages has bits.
+    pub fn message_at(
+        &self,
+        messages_json: &[u8],
+        tools_json: &[u8],
+        kwargs_json: &[u8],
+        rendered: &Rendered,
+        at: usize,
+    ) -> Option<usize> {
+        let request = self.read(messages_json, tools_json, kwargs_json).ok()?;
+        let parts_by_then = |from: usize| {
+            let mut changed = request.clone();
+            changed.messages[from..]
+                .iter_mut()
+                .for_each(messages::replace_text);
+            let text = self.write_request(&changed, true).ok()?.text;
+            let mut bytes = text.bytes().zip(rendered.text.bytes());
+            let common = bytes.position(|(a, b)| a != b);
+            Some(common.unwrap_or(text.len().min(rendered.text.len())) <= at)
+        };
+        let (mut begun, mut later) = (0, request.messages.len());
+        if parts_by_then(later)? {
+            return None;
+        }
+        while begun < later {
+            let middle = begun.midpoint(later);
+            match parts_by_then(middle)? {
+                true => begun = middle + 1,
+                false => later = middle,
+            }
+        }
+        begun.checked_sub(1)
+    }
+
+    fn read(
+        &self,
+        messages_json: &[u8],
+        tools_json: &[u8],
+        kwargs_json: &[u8],
+    ) -> Result<ChatRequest, TemplateError> {
         let messages = messages::parse("messages", messages_json)?;
-        let messages = Json::Array(messages::normalise(messages, self.abilities)?);
+        let messages = messages::normalise(messages, self.abilities)?;
         let tools = messages::parse("tools", tools_json)?;
         if !matches!(tools, Json::Null | Json::Array(_)) {
             let what = "tools".to_owned();
@@ -134,17 +194,33 @@ impl ChatTemplate {
                 wanted: "an object",
             });
         }
-        let n_bytes = messages_json.len() + tools_json.len() + kwargs_json.len();
+        Ok(ChatRequest {
+            messages,
+            tools,
+            kwargs,
+            n_bytes: messages_json.len() + tools_json.len() + kwargs_json.len(),
+        })
+    }
+
+    fn write_request(
+        &self,
+        request: &ChatRequest,
+        add_generation_prompt: bool,
+    ) -> Result<Rendered, TemplateError> {
+        let ChatRequest {
+            messages,
+            tools,
+            kwargs,
+            n_bytes,
+        } = request;
         let mark = Mark::new(&self.guard, |mark| {
             let occurs = |text: &str| text.contains(mark);
-            occurs(&self.source)
-                || [&messages, &tools, &kwargs]
-                    .iter()
-                    .any(|json| json::any_text(json, &occurs))
+            let mut parts = messages.iter().chain([tools, kwargs]);
+            occurs(&self.source) || parts.any(|json| json::any_text(json, &occurs))
         });
-        let context = self.context(&messages, &tools, &kwargs, add_generation_prompt, &mark);
+        let context = self.context(messages, tools, kwargs, add_generation_prompt, &mark);
         let text = self
-            .write(context, n_bytes)
+            .write(context, *n_bytes)
             .map_err(|error| error.without_marks(&mark))?;
         let (text, breaks) = mark.removed(&text);
         Ok(Rendered { text, breaks })
@@ -153,7 +229,7 @@ impl ChatTemplate {
     /// The variables of the template. The client's cannot replace those of the request.
     fn context(
         &self,
-        messages: &Json,
+        messages: &[Json],
         tools: &Json,
         kwargs: &Json,
         add_generation_prompt: bool,
@@ -165,7 +241,6 @@ impl ChatTemplate {
             .map(|(name, text)| (*name, Value::from(text.as_str())));
         let kwargs = kwargs.as_object().into_iter().flatten();
         let kwargs = kwargs.map(|(key, value)| (key.as_str(), json::guarded_value(value, mark)));
-        let messages = messages.as_array().map_or(&[][..], Vec::as_slice);
         let request = [
             ("messages", messages::guarded_messages(messages, mark)),
             ("tools", json::guarded_value(tools, mark)),
@@ -191,9 +266,9 @@ impl ChatTemplate {
     fn wants_parts(&self) -> bool {
         const NEEDLE: &str = "needle-in-the-content";
         let shows = |content: Json| {
-            let messages = json!([{ "role": "user", "content": content }]);
+            let message = json!({ "role": "user", "content": content });
             let mark = Mark::new(&self.guard, |_| false);
-            let context = self.context(&messages, &Json::Null, &Json::Null, true, &mark);
+            let context = self.context(&[message], &Json::Null, &Json::Null, true, &mark);
             self.write(context, 0)
                 .is_ok_and(|text| text.contains(NEEDLE))
         };
@@ -205,6 +280,18 @@ impl Rendered {
     /// The prompt as the model's card would show it.
     pub fn text(&self) -> &str {
         &self.text
+    }
+
+    /// The byte at which the token that follows `ids` begins; `None` where these are not spelled as the
+    /// prompt is. `ids`: the first of what [`Self::encode`] gives.
+    pub fn offset_behind(&self, tokenizer: &Tokenizer, ids: &[u32]) -> Option<usize> {
+        let spells = |ids: &[u32]| {
+            let bytes = tokenizer.decode(ids, true);
+            let is_so = self.text.as_bytes().starts_with(&bytes);
+            is_so.then_some(bytes.len())
+        };
+        // The first may be one that the template did not write.
+        spells(ids).or_else(|| spells(ids.split_first()?.1))
     }
 
     /// The prompt's token ids. Control tokens come from the template alone: a client's text that

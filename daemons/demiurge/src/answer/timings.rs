@@ -31,6 +31,13 @@ pub struct Timings {
     pub cache_mirror_n: Option<u32>,
     #[serde(skip_serializing_if = "Option::is_none")]
     pub cache_tier_ms: Option<f64>,
+    /// The prompt token, from 0, from which on nothing was reused because the conversation is not as it
+    /// was, and the message that it lies in or follows. Absent when that was not the cause, or cannot be
+    /// told.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub cache_diverged_token: Option<u32>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub cache_diverged_message: Option<u32>,
 }
 
 impl From<&Usage> for Timings {
@@ -55,6 +62,8 @@ impl From<&Usage> for Timings {
             cache_arena_n: brought.then_some(usage.arena_tokens),
             cache_mirror_n: brought.then_some(usage.mirror_tokens),
             cache_tier_ms: brought.then_some(usage.tier_ms),
+            cache_diverged_token: usage.diverged_token,
+            cache_diverged_message: usage.diverged_message,
         }
     }
 }

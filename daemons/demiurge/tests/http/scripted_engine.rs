@@ -377,6 +377,8 @@ fn finished(reason: FinishReason, completion_tokens: u32) -> Kind {
             arena_tokens: 2,
             mirror_tokens: 1,
             tier_ms: 3.0,
+            diverged_token: Some(9),
+            diverged_message: Some(1),
         }),
     })
 }

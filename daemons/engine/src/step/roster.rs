@@ -4,6 +4,7 @@ use super::{
     snapshot::SlotSnapshot,
 };
 use crate::{
+    divergence::LastRequests,
     kv::{
         BlockKey, BlockTables, FullBlock, GroupPool, GroupPools, Lacking, PAGE_TOKENS, PageRef,
         PoolUse, Storing, Window, longest_prefix,
@@ -23,6 +24,7 @@ use crate::{
 use std::{
     collections::BTreeSet,
     fmt::Display,
+    sync::Arc,
     time::{Duration, Instant},
 };
 
@@ -77,14 +79,16 @@ pub struct Roster {
     lent: Vec<(usize, PageRef)>,
     /// Turns of named conversations that have ended, where there is a tier.
     turns: Vec<Turn>,
+    last_requests: Arc<LastRequests>,
 }
 
 impl Roster {
-    /// `drafter`: `None`, nothing is drafted.
+    /// `drafter`: `None`, nothing is drafted. `last_requests`: where the tokens of those that end go.
     pub fn new(
         limits: RosterLimits,
         drafter: Option<Box<dyn Drafter>>,
         metrics: EngineMetrics,
+        last_requests: Arc<LastRequests>,
     ) -> Self {
         Self {
             pools: GroupPools::new(&limits.groups, limits.bounds.tokens_max),
@@ -96,6 +100,7 @@ impl Roster {
             running: Vec::new(),
             lent: Vec::new(),
             turns: Vec::new(),
+            last_requests,
             limits,
             metrics,
         }
@@ -348,6 +353,7 @@ impl Roster {
         let gone = |running: &mut Running| !stays(&running.sequence);
         for running in self.running.extract_if(.., gone) {
             self.turns.extend(turn_of(&running, &self.limits));
+            remember(running, &self.last_requests);
         }
         (before.0 - self.waiting.len(), before.1 - self.running.len())
     }
@@ -639,6 +645,7 @@ impl Roster {
         for running in self.running.extract_if(.., |running| leaves(running)) {
             if running.ended.is_some() {
                 self.turns.extend(turn_of(&running, &self.limits));
+                remember(running, &self.last_requests);
             } else {
                 let sequence = running.give_way();
                 let at = self
@@ -658,6 +665,7 @@ impl Roster {
         let ended = |running: &mut Running| running.ended.is_some();
         for running in self.running.extract_if(.., ended) {
             self.turns.extend(turn_of(&running, &self.limits));
+            remember(running, &self.last_requests);
         }
     }
 }
@@ -678,10 +686,19 @@ fn turn_of(running: &Running, limits: &RosterLimits) -> Option<Turn> {
     let session_id = &sequence.new.session_id;
     let is_told = limits.conversation_tokens_min.is_some() && !session_id.is_empty();
     is_told.then(|| Turn {
-        session_id: std::sync::Arc::clone(session_id),
+        session_id: Arc::clone(session_id),
         keys: running.tables.sealed().to_vec(),
         tokens: sequence.tokens.len(),
     })
+}
+
+/// Keeps what a sequence that ends had computed, for the next one of its conversation to be compared with.
+fn remember(running: Running, last_requests: &LastRequests) {
+    let Sequence {
+        new, mut tokens, ..
+    } = running.sequence;
+    tokens.truncate(running.computed);
+    last_requests.put(&new.ownership.tenant, &new.session_id, tokens);
 }
 
 /// Tables for a sequence that go on behind the first `prefix` blocks of its chain, and how many of its tokens

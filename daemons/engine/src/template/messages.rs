@@ -122,6 +122,22 @@ fn part_text(index: usize, part: usize, mut json: Json) -> Result<String, Templa
     }
 }
 
+/// Puts another text into a normalised message, one that differs in its first character.
+pub(super) fn replace_text(message: &mut Json) {
+    let content = &mut message["content"];
+    let text = match &*content {
+        Json::Array(parts) => parts.first().and_then(|part| part["text"].as_str()),
+        content => content.as_str(),
+    };
+    // Templates trim.
+    let is_dot = text.is_some_and(|text| text.trim_start().starts_with('.'));
+    let other = if is_dot { "-" } else { "." };
+    *content = match content {
+        Json::Array(_) => serde_json::json!([{ "type": "text", "text": other }]),
+        _ => Json::String(other.to_owned()),
+    };
+}
+
 /// Messages as the template sees them: every text guarded but the words of the schema.
 pub(super) fn guarded_messages(messages: &[Json], mark: &Mark<'_>) -> Value {
     messages

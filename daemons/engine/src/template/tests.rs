@@ -5,7 +5,7 @@ use serde::Deserialize;
 use std::{fs, sync::LazyLock};
 use time::macros::datetime;
 use vitriol_gguf::Gguf;
-use vitriol_testkit::places::{checkout, default_model};
+use vitriol_testkit::places::{checkout, default_model, gemma};
 
 struct Model {
     tokenizer: Tokenizer,
@@ -484,6 +484,132 @@ fn long_conversations_have_fuel_enough() {
         .collect();
     let prompt = rendered(&smollm2(), &Json::Array(turns));
     assert!(prompt.text().len() > 2_000_000);
+}
+
+/// The message at a byte of the prompt.
+fn message_at(template: &ChatTemplate, messages: &Json, at: usize) -> Option<usize> {
+    let prompt = rendered(template, messages);
+    let messages = messages.to_string();
+    template.message_at(messages.as_bytes(), b"", b"", &prompt, at)
+}
+
+#[test]
+fn a_place_in_the_prompt_is_that_of_the_message_it_lies_in_or_follows() {
+    let template = smollm2();
+    let texts = [
+        "You are kind.",
+        "<b>first</b>",
+        ". second",
+        "  third",
+        "",
+        "fifth",
+    ];
+    let roles = ["system", "user", "assistant", "user", "assistant", "user"];
+    let messages = roles.iter().zip(texts);
+    let messages: Json = messages
+        .map(|(role, text)| json!({ "role": role, "content": text }))
+        .collect();
+    let prompt = rendered(&template, &messages);
+    for (index, text) in texts
+        .iter()
+        .enumerate()
+        .filter(|(_, text)| !text.is_empty())
+    {
+        let start = prompt.text().find(text).unwrap();
+        for at in [start, start + text.len() / 2, start + text.len()] {
+            assert_eq!(
+                message_at(&template, &messages, at),
+                Some(index),
+                "{text} {at}"
+            );
+        }
+    }
+    let last = prompt.text().len() - 1;
+    assert_eq!(
+        message_at(&template, &messages, last),
+        Some(5),
+        "follows the last"
+    );
+    assert_eq!(
+        message_at(&template, &messages, 3),
+        None,
+        "before the first"
+    );
+}
+
+#[test]
+fn templates_that_move_refuse_or_add_texts_are_asked_all_the_same() {
+    let messages = json!([
+        { "role": "system", "content": "be brief" },
+        { "role": "user", "content": "hello" },
+        { "role": "assistant", "content": "hi" },
+        { "role": "user", "content": "bye" },
+    ]);
+    let each = "{% for m in messages %}{{ m.role }}:{{ m.content }};{% endfor %}";
+    let merged = "{{ messages[1].role }}:{{ messages[0].content }}/{{ messages[1].content }};\
+                  {% for m in messages[2:] %}{{ m.role }}:{{ m.content }};{% endfor %}";
+    let refuses = format!(
+        "{{% if messages | length < 4 or not messages[0].content %}}\
+         {{{{ raise_exception('no') }}}}{{% endif %}}{each}"
+    );
+    for source in [each, merged, &refuses] {
+        let template = compiled(source);
+        let text = rendered(&template, &messages).text;
+        for (index, part) in ["be brief", "hello", "hi;", "bye"].into_iter().enumerate() {
+            let at = text.find(part).unwrap() + 1;
+            assert_eq!(
+                message_at(&template, &messages, at),
+                Some(index),
+                "{source}"
+            );
+        }
+    }
+    let dated = compiled(&format!("{{{{ strftime_now('%d %B') }}}}\n{each}"));
+    assert!(rendered(&dated, &messages).text.starts_with("09 March"));
+    assert_eq!(message_at(&dated, &messages, 1), None);
+    assert_eq!(message_at(&dated, &messages, 20), Some(0));
+}
+
+#[test]
+fn what_a_template_writes_otherwise_the_next_time_is_no_messages() {
+    let template = smollm2();
+    let messages = |text| json!([{ "role": "system", "content": text }]);
+    let other = rendered(&template, &messages("Today is Monday."));
+    let at = other.text().find("Monday").unwrap();
+    let asked = messages("Today is Friday.").to_string();
+    assert_eq!(
+        template.message_at(asked.as_bytes(), b"", b"", &other, at),
+        None
+    );
+}
+
+#[test]
+fn tokens_begin_where_those_before_them_end() -> Result<()> {
+    let gemma = Gguf::open(&gemma()?)?;
+    let adds_bos = Tokenizer::from_gguf(&gemma)?;
+    let messages =
+        json!([{ "role": "user", "content": "Violets, naïve: <|im_end|>  <bos>\n\n1234" }]);
+    for tokenizer in [&SMOLLM2.tokenizer, &adds_bos] {
+        for source in [
+            "<bos>{{ messages[0].content }}",
+            "{{ messages[0].content }}\n",
+        ] {
+            let template = ChatTemplate::compile(Some(source), tokenizer)?;
+            let prompt = rendered(&template, &messages);
+            let ids = prompt.encode(tokenizer);
+            let mut ends_at = 0;
+            for (at, &id) in ids.iter().enumerate() {
+                let begins = prompt.offset_behind(tokenizer, &ids[..at]).unwrap();
+                assert_eq!(begins, ends_at, "{source} {at}");
+                let piece = tokenizer.decode(&[id], true);
+                let is_spelled = prompt.text().as_bytes()[begins..].starts_with(&piece);
+                assert!(is_spelled || at == 0, "{source} {at}");
+                ends_at += if is_spelled { piece.len() } else { 0 };
+            }
+            assert_eq!(prompt.offset_behind(tokenizer, &[5; 3]), None);
+        }
+    }
+    Ok(())
 }
 
 proptest! {

@@ -1,6 +1,7 @@
 //! The Session stream with the default model: what a Demiurge sees.
 
 use crate::limits::{limits, steady_ms};
+use serde_json::{Value as Json, json};
 use std::{
     sync::{Arc, OnceLock},
     time::Duration,
@@ -21,7 +22,7 @@ use vitriol_engine::{
 use vitriol_profile::Speculation;
 use vitriol_proto::engine::v1::{
     Cancel, ChatPrompt, Credit, FailureKind, FinishReason, Finished, Sampling, SessionRequest,
-    ShedRequest, StepEvents, Submit, TextPrompt, TokenPrompt, engine_server::Engine as _,
+    ShedRequest, StepEvents, Submit, TextPrompt, TokenPrompt, Usage, engine_server::Engine as _,
     event::Kind, session_request, submit::Prompt,
 };
 use vitriol_testkit::{eventually, places};
@@ -282,6 +283,112 @@ async fn a_chat_is_accepted_streamed_and_finished_with_its_usage() {
     assert_eq!(again, answer);
     let cached = finished.usage.unwrap().cached_tokens;
     assert_eq!(cached, usage.prompt_tokens - 1);
+}
+
+/// Token ids of a chat as the engine gives them to itself.
+fn chat_ids(messages: &Json) -> Vec<u32> {
+    let engine = engine();
+    let language = engine.language.as_ref().unwrap();
+    let messages = messages.to_string();
+    let prompt = language
+        .template
+        .render(messages.as_bytes(), b"", b"", true);
+    prompt.unwrap().encode(&language.tokenizer)
+}
+
+/// The first token and the message that are said to be others than in the request before.
+fn diverged(usage: &Usage) -> Option<(usize, Option<u32>)> {
+    let token = usage.diverged_token.map(|token| token as usize);
+    token.map(|token| (token, usage.diverged_message))
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_session_whose_history_changed_hears_where() {
+    let mut peer = Peer::connect();
+    let mut next_id = 0;
+    let mut ask = async |session: &str, tenant: &str, messages: &Json| {
+        next_id += 1;
+        peer.submit(Submit {
+            session_id: session.to_owned(),
+            tenant_id: tenant.to_owned(),
+            ..chat(next_id, &messages.to_string())
+        })
+        .await;
+        let (answer, finished) = peer.text(next_id).await;
+        (answer, finished.usage.unwrap())
+    };
+    let says = |role: &str, text: &str| json!({ "role": role, "content": text });
+    let long = |text: &str| format!("{text} ").repeat(25);
+    let system = says("system", &long("Violets are blue on Monday."));
+    let first = says("user", &long("What is the color of the sky?"));
+    let second = says("user", &long("And that of the sea?"));
+    let other = says("user", &long("And that of a wood?"));
+
+    let one_turn = json!([system, first]);
+    let (answer, usage) = ask("violets", "", &one_turn).await;
+    assert_eq!(diverged(&usage), None, "nothing is known");
+    let answer = says("assistant", &answer);
+    let two_turns = json!([system, first, answer, second]);
+    let (_, usage) = ask("violets", "", &two_turns).await;
+    assert_eq!(diverged(&usage), None, "only appended");
+    assert!(usage.cached_tokens as usize >= chat_ids(&one_turn).len() / 64 * 64);
+
+    // Each is an edit of the request before.
+    let edits = [
+        (json!([system, first, answer, other]), 3),
+        (json!([system, other]), 1),
+        (
+            json!([says("system", &long("Violets are blue on Friday.")), other]),
+            0,
+        ),
+    ];
+    let mut before = two_turns;
+    for (messages, message) in edits {
+        let mut both = chat_ids(&before).into_iter().zip(chat_ids(&messages));
+        let token = both.position(|(a, b)| a != b).unwrap();
+        let (_, usage) = ask("violets", "", &messages).await;
+        assert_eq!(diverged(&usage), Some((token, Some(message))), "{messages}");
+        assert!(usage.cached_tokens as usize <= token, "{usage:?}");
+        before = messages;
+    }
+    for (session, tenant) in [("roses", ""), ("violets", "another"), ("", "")] {
+        let (_, usage) = ask(session, tenant, &one_turn).await;
+        assert_eq!(diverged(&usage), None, "{session} {tenant}");
+    }
+    assert_eq!(engine().metrics.prompts_diverged.get(), 3);
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn what_was_given_up_or_cost_nothing_is_no_divergence() {
+    let engine = tokio::task::spawn_blocking(small_engine).await.unwrap();
+    let mut peer = Peer::connect_to(engine);
+    let mut next_id = 0;
+    let mut ask = async |session: &str, seed: u32, tokens: u32| {
+        next_id += 1;
+        let ids = (0..tokens).map(|i| 8 + (i * 7 + seed * 31) % 362).collect();
+        peer.submit(Submit {
+            session_id: session.to_owned(),
+            prompt: Some(Prompt::Tokens(TokenPrompt { ids })),
+            ignore_eog: true,
+            ..text(next_id, "", 1)
+        })
+        .await;
+        peer.text(next_id).await.1.usage.unwrap()
+    };
+    // Two things in turn under one name, and both are held.
+    for (seed, expected) in [(1, None), (2, Some((0, None))), (1, None), (2, None)] {
+        let usage = ask("a", seed, 400).await;
+        assert_eq!(diverged(&usage), expected, "{seed}");
+    }
+    // More than there are pages for, of others.
+    for seed in 3..16 {
+        ask("", seed, 400).await;
+    }
+    let usage = ask("a", 2, 430).await;
+    assert!(usage.cached_tokens < 384, "{usage:?}");
+    assert_eq!(diverged(&usage), None, "given up, and as before");
+    let usage = ask("a", 1, 430).await;
+    assert_eq!(diverged(&usage), Some((0, None)));
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]

@@ -119,7 +119,7 @@ impl World {
         };
         Self {
             random,
-            roster: Roster::new(limits, drafter, EngineMetrics::default()),
+            roster: Roster::new(limits, drafter, EngineMetrics::default(), Arc::default()),
             outbox: Outbox::default(),
             bounds,
             groups,
