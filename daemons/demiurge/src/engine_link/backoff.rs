@@ -2,16 +2,15 @@
 
 use std::time::Duration;
 
-const FIRST: Duration = Duration::from_millis(50);
+const SHORTEST: Duration = Duration::from_millis(20);
 
-/// A restarted engine answers within this of its being ready.
+/// An engine that comes back after a long time answers within this of its being ready.
 const LONGEST: Duration = Duration::from_secs(1);
 
-/// The wait before try `tries + 1`: 50 ms, doubled each time, 1 s at most.
-pub fn wait_after(tries: u32) -> Duration {
-    FIRST
-        .saturating_mul(2u32.saturating_pow(tries.saturating_sub(1)))
-        .min(LONGEST)
+/// The wait after a try, when there has been no engine for so long: a sixteenth of it, so that who waits for an
+/// engine waits hardly longer than it takes to start.
+pub fn wait_after(absent: Duration) -> Duration {
+    (absent / 16).clamp(SHORTEST, LONGEST)
 }
 
 #[cfg(test)]
@@ -19,11 +18,9 @@ mod tests {
     use super::*;
 
     #[test]
-    fn doubles_to_a_second_and_stays_there() {
-        assert_eq!(wait_after(1), Duration::from_millis(50));
-        assert_eq!(wait_after(2), Duration::from_millis(100));
-        assert_eq!(wait_after(5), Duration::from_millis(800));
-        assert_eq!(wait_after(6), LONGEST);
-        assert_eq!(wait_after(u32::MAX), LONGEST);
+    fn little_of_a_start_is_lost_and_a_second_at_most() {
+        let wait = |ms| wait_after(Duration::from_millis(ms)).as_millis();
+        assert_eq!([wait(0), wait(320), wait(1600)], [20, 20, 100]);
+        assert_eq!([wait(16_000), wait(1_000_000)], [1000, 1000]);
     }
 }

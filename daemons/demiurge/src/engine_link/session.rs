@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use tokio_util::sync::CancellationToken;
 use tonic::Streaming;
@@ -29,7 +29,7 @@ const PROBES_MISSED_MAX: u32 = 5;
 
 /// Keeps a session open until `stop`.
 pub(super) async fn keep(link: &EngineLink, stop: CancellationToken) {
-    let mut tries = 0;
+    let mut absent_since = Instant::now();
     loop {
         let attempt = tokio::select! {
             attempt = attempt(link) => attempt,
@@ -48,7 +48,7 @@ pub(super) async fn keep(link: &EngineLink, stop: CancellationToken) {
         link.metrics.requests_lost.inc_by(lost as u64);
         match attempt {
             Attempt::Stood(why) => {
-                tries = 0;
+                absent_since = Instant::now();
                 if stop.is_cancelled() {
                     tracing::info!(why, requests_lost = lost, "engine session ended");
                 } else {
@@ -61,13 +61,12 @@ pub(super) async fn keep(link: &EngineLink, stop: CancellationToken) {
                 }
             }
             Attempt::Refused(error) => {
-                tracing::debug!(%error, tries, "engine not ready");
+                tracing::debug!(%error, "engine not ready");
                 become_absent(link, failure(link).await);
             }
         }
-        tries += 1;
         tokio::select! {
-            () = tokio::time::sleep(wait_after(tries)) => {}
+            () = tokio::time::sleep(wait_after(absent_since.elapsed())) => {}
             () = stop.cancelled() => return,
         }
     }
