@@ -66,6 +66,8 @@ kinds! {
     MEMORY_SHORT = "b1d06f7e2c8349a5a4f3908be5d7261c";
     /// The mirror of the KV tier takes no records; answers go on without.
     MIRROR_LOST = "5c4b6f0e9a3d4c2f8e71d06b2f94a713";
+    /// The mirror of the KV tier has been behind for a while: its disk is slower than KV is computed.
+    MIRROR_BEHIND = "24cbd936bb95174cae7883d62b2c37c6";
     /// The mirror of the KV tier takes records again.
     MIRROR_RESUMED = "a84e2d7c15f046b3920c6e8d3b7f510a";
 }

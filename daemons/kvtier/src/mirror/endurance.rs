@@ -40,12 +40,9 @@ impl Ledger {
         })
     }
 
-    /// Adds what was written at `now`.
+    /// Adds what was written at `now`, by a clock that may be wrong.
     pub fn add(&mut self, now: SystemTime, bytes: u64) {
-        let today = self
-            .days
-            .entry(OffsetDateTime::from(now).date())
-            .or_default();
+        let today = self.days.entry(day_of(now)).or_default();
         *today = today.saturating_add(bytes);
         while self.days.len() > DAYS_MAX {
             self.days.pop_first();
@@ -54,8 +51,7 @@ impl Ledger {
 
     /// Bytes written on the day of `now`.
     pub fn on_day(&self, now: SystemTime) -> u64 {
-        let day = OffsetDateTime::from(now).date();
-        self.days.get(&day).copied().unwrap_or(0)
+        self.days.get(&day_of(now)).copied().unwrap_or(0)
     }
 
     /// Writes the file anew, whole or not at all.
@@ -68,6 +64,15 @@ impl Ledger {
         fs::write(&draft, lines.collect::<String>())?;
         fs::rename(&draft, &self.path)
     }
+}
+
+/// The day in UTC; the last there is for a time beyond all calendars.
+fn day_of(now: SystemTime) -> Date {
+    let seconds = now
+        .duration_since(SystemTime::UNIX_EPOCH)
+        .map_or(0, |since| since.as_secs());
+    let known = OffsetDateTime::from_unix_timestamp(seconds.try_into().unwrap_or(i64::MAX));
+    known.map_or(Date::MAX, OffsetDateTime::date)
 }
 
 #[cfg(test)]
@@ -113,5 +118,22 @@ mod tests {
         )
         .unwrap();
         assert_eq!(Ledger::open(&path).unwrap().days.len(), 2);
+    }
+
+    #[test]
+    fn a_clock_that_jumps_costs_no_day() {
+        let temp = tempfile::tempdir().unwrap();
+        let path = temp.path().join("endurance.tsv");
+        let mut ledger = Ledger::open(&path).unwrap();
+        let today = SystemTime::UNIX_EPOCH + 20_000 * DAY;
+        let beyond = SystemTime::UNIX_EPOCH + Duration::from_secs(1 << 40);
+        let before = SystemTime::UNIX_EPOCH - DAY;
+        for now in [today, beyond, before, today] {
+            ledger.add(now, 5);
+        }
+        ledger.save().unwrap();
+        let ledger = Ledger::open(&path).unwrap();
+        let bytes = [today, beyond, before].map(|now| ledger.on_day(now));
+        assert_eq!(bytes, [10, 5, 5]);
     }
 }
