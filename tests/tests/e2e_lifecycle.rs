@@ -109,7 +109,7 @@ fn long_question(stream: bool) -> Value {
 #[test]
 fn an_engine_killed_in_the_middle_of_a_prefill_costs_its_clients_nothing_but_time() {
     let house = House::start(&Setup::default()).unwrap();
-    let ask = |stream| {
+    let ask = |stream: bool| {
         let client = house.client();
         std::thread::spawn(move || {
             let path = "/v1/chat/completions";
