@@ -13,7 +13,7 @@ use std::{
 use rustix::process::Signal;
 use serde_json::{Value, json};
 use vitriol_testkit::{
-    House, Setup, eventually,
+    House, Setup, eventually, holds_for,
     house::{DEMIURGE, ENGINE, KVTIER},
     http::Client,
     process,
@@ -314,6 +314,99 @@ fn a_killed_kvtier_finds_its_memory_again_and_nobody_else_holds_it() {
     let demiurge = successor(&house, DEMIURGE, demiurge);
     assert_eq!(arenas(demiurge), [0; 0]);
     eventually(wait, "an answer", || answers(&house.client()).then_some(())).unwrap();
+}
+
+/// What `vitriol session` says of the conversation `id`.
+fn stored(house: &House, setup: &Setup, id: &str) -> Value {
+    let mut list = Setup::vitriol(house.directory()).unwrap();
+    list.args(["session", "list", "--json", "--listen", setup.listen()]);
+    let listed = finish(list, Duration::from_secs(60));
+    let listed: Value = serde_json::from_slice(&listed.stdout).unwrap();
+    let mut sessions = listed["sessions"].as_array().unwrap().iter();
+    sessions
+        .find(|session| session["id"] == id)
+        .unwrap()
+        .clone()
+}
+
+#[test]
+fn a_house_that_lost_its_memory_has_its_latest_conversation_there_before_it_is_asked_for() {
+    const BYTES_MAX: f64 = 40e6;
+    let tier = "[kvtier]\nenabled = true\narena_bytes = '128 MiB'\nslot_bytes = '1 MiB'\n\
+                [persist]\nwarmup_bytes = 40000000";
+    let setup = Setup::default().profile(tier).named_port().unwrap();
+    let mut house = House::start(&setup).unwrap();
+    let wait = Duration::from_secs(60);
+    let attached = |house: &House| {
+        let is_attached = house.client().metric("vitriol_engine_tier_attached");
+        (is_attached == Some(1.0)).then_some(())
+    };
+    eventually(wait, "an attachment", || attached(&house)).unwrap();
+    let ask = |house: &House, id: &str| {
+        let client = house.client().with_header("X-Session-Id", id);
+        let mut body = question(4, false);
+        let text = format!("{id} {}", "and the lamp is lit again ".repeat(200));
+        body["messages"][0]["content"] = text.into();
+        let answer = client.post("/v1/chat/completions", &body);
+        answer.unwrap().ok_json().unwrap()
+    };
+    let save = |house: &House, id: &str| {
+        let mut save = Setup::vitriol(house.directory()).unwrap();
+        save.args(["session", "save", id, "--listen", setup.listen()]);
+        finish(save, wait).status.success().then_some(())
+    };
+    let mut first = Vec::new();
+    for id in ["earlier", "latest"] {
+        first.push(ask(&house, id));
+        // Its turn is told a moment after its answer.
+        eventually(wait, "all of it on disk", || save(&house, id)).unwrap();
+    }
+
+    house.restart(&setup).unwrap();
+    let warmed = || house.client().metric("vitriol_persist_warmups_total");
+    let is_warm = || warmed().filter(|warmups| *warmups == 1.0);
+    eventually(wait, "a warm tier", is_warm).unwrap();
+    let bytes = house.client().metric("vitriol_persist_warmup_bytes_total");
+    assert!(bytes > Some(0.0) && bytes <= Some(BYTES_MAX), "{bytes:?}");
+    let latest = stored(&house, &setup, "latest");
+    assert_eq!(latest["records_in_arena"], latest["records"], "{latest}");
+    let earlier = stored(&house, &setup, "earlier");
+    assert!(
+        earlier["records_in_arena"].as_u64() < earlier["records"].as_u64(),
+        "{earlier}"
+    );
+    eventually(wait, "an attachment", || attached(&house)).unwrap();
+    let again = ask(&house, "latest");
+    let timings = &again["timings"];
+    let tokens = again["usage"]["prompt_tokens"].as_u64().unwrap();
+    let from_arena = timings["cache_arena_n"].as_u64().unwrap();
+    assert!(
+        from_arena >= (tokens - 1) / 64 * 64,
+        "{timings} of {tokens}"
+    );
+    assert_eq!(
+        timings["cache_mirror_n"].as_u64().unwrap_or(0),
+        0,
+        "{timings}"
+    );
+    assert_eq!(
+        again["choices"][0]["message"],
+        first[1]["choices"][0]["message"]
+    );
+
+    // One whose kvtier alone was killed has kept its memory, and nothing is brought.
+    let kvtier = house.daemon_pid(KVTIER).unwrap();
+    process::signal(kvtier, Signal::KILL).unwrap();
+    successor(&house, KVTIER, kvtier);
+    eventually(wait, "an attachment", || attached(&house)).unwrap();
+    let latest = stored(&house, &setup, "latest");
+    assert_eq!(latest["records_in_arena"], latest["records"], "{latest}");
+    let is_left_alone = || warmed() == Some(1.0);
+    holds_for(Duration::from_secs(2), "no other warm-up", is_left_alone).unwrap();
+    assert_eq!(
+        house.client().metric("vitriol_persist_warmup_bytes_total"),
+        bytes
+    );
 }
 
 #[test]

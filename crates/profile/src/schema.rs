@@ -244,6 +244,11 @@ section! {
         memory_cooldown_ms: u64 = 600_000, "ms", 1000..=86_400_000;
         /// Longest that running answers get to finish before the engine's own `drain_ms` begins.
         memory_finish_ms: u64 = 30_000, "ms", 0..=590_000;
+        /// Most bytes that a KV tier which starts without its memory gets back from its disk, the conversations
+        /// of the latest turns first; 0 = half of `kvtier.arena_bytes`.
+        warmup_bytes: Bytes = Bytes(0), "", 0..=1_125_899_906_842_624;
+        /// Longest that this may take; 0 = nothing is brought.
+        warmup_ms: u64 = 20_000, "ms", 0..=600_000;
     }
 }
 

@@ -73,6 +73,23 @@ impl House {
         }
     }
 
+    /// Kills `up` (SIGKILL), waits until its daemons have ended, and starts it again in the same directory:
+    /// what only memory had is gone. `setup` should name its port, by which a house finds its state.
+    /// Errors: as of [`House::start`]; a daemon does not end.
+    pub fn restart(&mut self, setup: &Setup) -> Result<()> {
+        let up = self.up.get_mut().unwrap_or_else(PoisonError::into_inner);
+        let daemons = daemons_of(up.id());
+        up.kill().context("kill up")?;
+        up.wait().context("wait for the end of up")?;
+        for pid in daemons {
+            process::gone(pid, ENDED_WITHIN)?;
+        }
+        *up = setup.spawn_up(self.directory.path())?;
+        self.up_pid = up.id();
+        self.address = ready(self.directory.path(), up)?;
+        Ok(())
+    }
+
     /// The house with the default model that tests of one binary share; it ends with its last user.
     pub fn shared() -> Result<Arc<House>> {
         static SHARED: Mutex<Weak<House>> = Mutex::new(Weak::new());
@@ -173,13 +190,19 @@ fn ready(directory: &Path, up: &mut Child) -> Result<SocketAddr> {
     }
 }
 
+/// Process ids of the daemons under this `up`.
+fn daemons_of(up: u32) -> Vec<u32> {
+    let names = [ENGINE, DEMIURGE, OOM_SHIELD, KVTIER, PERSIST];
+    names
+        .iter()
+        .flat_map(|name| process::children(up, name).unwrap_or_default())
+        .map(|process| process.pid)
+        .collect()
+}
+
 /// SIGTERM, a deadline, SIGKILL; then the daemons must be gone too, and are ended if they are not.
 fn end(up: &mut Child) {
-    let daemons: Vec<u32> = [ENGINE, DEMIURGE, OOM_SHIELD, KVTIER, PERSIST]
-        .iter()
-        .flat_map(|name| process::children(up.id(), name).unwrap_or_default())
-        .map(|p| p.pid)
-        .collect();
+    let daemons = daemons_of(up.id());
     if up.try_wait().ok().flatten().is_none() {
         process::signal(up.id(), Signal::TERM).ok();
         if eventually(ENDED_WITHIN, "end of up", || up.try_wait().ok().flatten()).is_err() {

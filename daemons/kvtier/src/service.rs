@@ -29,7 +29,7 @@ use vitriol_proto::kvtier::v1::{
 use crate::{
     sessions::{SessionError, Sessions},
     slots::{EngineId, Refused, Session},
-    tier::{Destroyed, Found, Offer, Tier},
+    tier::{Destroyed, Found, Offer, Room, Tier},
     transfer::{Progress, TransferError, export, import},
 };
 pub use arena_socket::{Tokens, serve_arena};
@@ -466,8 +466,15 @@ impl kv_tier_server::KvTier for KvTierService {
             0 => self.tier.arena().bytes(),
             bytes => bytes,
         };
+        let room = match request.only_free {
+            true => Room::Free,
+            false => Room::OfOthers,
+        };
         let within = within(request.within_ms);
-        let restored = self.sessions.restore(&request.id, bytes_max, within).await;
+        let restored = self
+            .sessions
+            .restore(&request.id, bytes_max, room, within)
+            .await;
         let restored = restored.map_err(session_status)?;
         Ok(Response::new(RestoreSessionResponse {
             records: restored.needed,

@@ -15,7 +15,7 @@ use tokio::{
 use crate::{
     catalogue::{BlockList, Catalogue, EntryError, Imported, SessionEntry},
     record::RecordName,
-    tier::{Destroyed, NotRestored, Presence, Tier},
+    tier::{Destroyed, NotRestored, Presence, Room, Tier},
 };
 
 /// Records destroyed by one job of the mirror.
@@ -140,6 +140,7 @@ impl Sessions {
 
     /// Where the records of a conversation are.
     pub async fn find(&self, entry: Arc<SessionEntry>) -> Result<Whereabouts, SessionError> {
+        self.mirror_is_read().await;
         self.blocking(move |this| {
             let names: Vec<_> = entry.chain.needed().collect();
             let presence = this.tier.presence(&names);
@@ -165,6 +166,7 @@ impl Sessions {
         if !self.tier.has_mirror() {
             return Err(SessionError::NoMirror);
         }
+        self.mirror_is_read().await;
         let until = Instant::now() + within;
         let mut synced = loop {
             let synced = self.look_at_mirror(&entry).await?;
@@ -220,14 +222,16 @@ impl Sessions {
     }
 
     /// Brings what a conversation needs from the disk into memory, from its beginning on, as long as there are
-    /// bytes and time; what is behind a record that cannot be had is of no use.
+    /// bytes, time and room; what is behind a record that cannot be had is of no use.
     pub async fn restore(
         &self,
         id: &str,
         bytes_max: u64,
+        room: Room,
         within: Duration,
     ) -> Result<RestoredSession, SessionError> {
         let entry = self.entry(id)?;
+        self.mirror_is_read().await;
         let until = Instant::now() + within;
         let names: Vec<_> = entry.chain.needed().collect();
         let of_it = names.clone();
@@ -252,7 +256,7 @@ impl Sessions {
                 restored.cause = Some(format!("{bytes_max} bytes were to be brought at most"));
                 break;
             }
-            match timeout_at(until, self.bring(*name)).await {
+            match timeout_at(until, self.bring(*name, room)).await {
                 Ok(Ok(bytes)) => {
                     restored.in_arena += 1;
                     restored.brought += 1;
@@ -276,14 +280,14 @@ impl Sessions {
     }
 
     /// Bytes of a record that is in memory now.
-    async fn bring(&self, name: RecordName) -> Result<u64, NotRestored> {
+    async fn bring(&self, name: RecordName, room: Room) -> Result<u64, NotRestored> {
         loop {
             let (told, restored) = oneshot::channel();
             let tell = Box::new(move |outcome| {
                 // Who asked may have no more time for it.
                 let _ = told.send(outcome);
             });
-            match self.tier.restore(name, tell) {
+            match self.tier.restore(name, room, tell) {
                 Ok(()) => {
                     let restored = restored.await.unwrap_or(Err(NotRestored::Damaged));
                     return restored.map(|record| record.length);
@@ -352,6 +356,14 @@ impl Sessions {
         match self.tier.destroy(names, tell) {
             Ok(()) => destroyed.await.unwrap_or(not_yet),
             Err(_) => not_yet,
+        }
+    }
+
+    /// Comes back once it is known what the mirror has: kvtier serves before it has read it.
+    async fn mirror_is_read(&self) {
+        if let Some(mut is_read) = self.tier.watch_mirror_read() {
+            // It ends with the mirror, and with it the process.
+            let _ = is_read.wait_for(|is_read| *is_read).await;
         }
     }
 

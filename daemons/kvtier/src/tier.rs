@@ -32,6 +32,15 @@ pub struct Offer {
     pub origin: Origin,
 }
 
+/// Whose room a record may take.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Room {
+    /// Nobody's: slots that hold nothing, and whose memory was not given back to the machine.
+    Free,
+    /// Also that of what is worth less.
+    OfOthers,
+}
+
 /// Where a lookup found a record.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Found {
@@ -258,7 +267,10 @@ impl Tier {
     /// A slot to write a record to, taken from what is worth less where none is free.
     pub fn reserve(&self, session: Session, offer: &Offer) -> Result<Ticket, Declined> {
         let mirrors = self.mirrors();
-        self.change(|books| books.place(Caller::Session(session), offer, &self.arena, mirrors))
+        let room = Room::OfOthers;
+        self.change(|books| {
+            books.place(Caller::Session(session), offer, room, &self.arena, mirrors)
+        })
     }
 
     /// See [`SlotTable::seal`].
@@ -341,7 +353,8 @@ impl Tier {
         let loaded = Box::new(move |found: Option<(Record, &[u8])>| {
             let placed = found.and_then(|(record, payload)| {
                 let offer = Offer { record, origin };
-                let pinned = tier.place_loaded(&offer, payload, State::Spilled, |books| {
+                let room = Room::OfOthers;
+                let pinned = tier.place_loaded(&offer, room, payload, State::Spilled, |books| {
                     let ticket = books.table.pin(session, &record.name).ok()??;
                     books.reuse(ticket.slot);
                     Some((ticket, record))
@@ -362,7 +375,12 @@ impl Tier {
     /// The same without a pin. `restored` is called by another thread.
     ///
     /// Errors: [`Busy`]: as much waits for the mirror as may, or there is none.
-    pub fn restore(self: &Arc<Self>, name: RecordName, restored: Restored) -> Result<(), Busy> {
+    pub fn restore(
+        self: &Arc<Self>,
+        name: RecordName,
+        room: Room,
+        restored: Restored,
+    ) -> Result<(), Busy> {
         let (mirror, tier) = (self.mirror.as_ref().ok_or(Busy)?, Arc::clone(self));
         let loaded = Box::new(move |found: Option<(Record, &[u8])>| {
             let placed = found
@@ -371,6 +389,7 @@ impl Tier {
                     let origin = Origin::Session;
                     let placed = tier.place_loaded(
                         &Offer { record, origin },
+                        room,
                         payload,
                         State::Spilled,
                         |_| record,
@@ -388,13 +407,14 @@ impl Tier {
     fn place_loaded<R>(
         &self,
         offer: &Offer,
+        room: Room,
         payload: &[u8],
         becomes: State,
         then: impl FnOnce(&mut Books) -> R,
     ) -> Result<R, Declined> {
         let (record, mirrors) = (offer.record, self.mirrors());
         self.change(|books| {
-            match books.place(Caller::Tier, offer, &self.arena, mirrors) {
+            match books.place(Caller::Tier, offer, room, &self.arena, mirrors) {
                 Ok(ticket) => {
                     // The header says Reserved before the first byte is written.
                     self.write_changed(books);
@@ -450,7 +470,8 @@ impl Tier {
             };
         }
         let origin = Origin::Session;
-        match self.place_loaded(&Offer { record, origin }, payload, State::Sealed, |_| ()) {
+        let offer = Offer { record, origin };
+        match self.place_loaded(&offer, Room::OfOthers, payload, State::Sealed, |_| ()) {
             Ok(()) => Taken::InArena,
             Err(declined) => Taken::Declined(declined),
         }
@@ -593,6 +614,11 @@ impl Tier {
         presence
     }
 
+    /// See [`Mirror::watch_read`]; None without a mirror.
+    pub fn watch_mirror_read(&self) -> Option<watch::Receiver<bool>> {
+        self.mirror.as_ref().map(Mirror::watch_read)
+    }
+
     /// Whether there is a mirror, up or down.
     pub fn has_mirror(&self) -> bool {
         self.mirror.is_some()
@@ -692,7 +718,8 @@ impl Tier {
 }
 
 impl Books {
-    /// Reserves a slot, if need be one whose memory was given back, or that of a record worth less.
+    /// Reserves a slot; where none is free and `room` lets it, one whose memory was given back, or that of a
+    /// record worth less.
     ///
     /// `mirrors`: there is a mirror to write to. Then no conversation loses a record on its way there, however slow
     /// the disk: who comes too fast for it comes again.
@@ -700,12 +727,13 @@ impl Books {
         &mut self,
         caller: Caller,
         offer: &Offer,
+        room: Room,
         arena: &Arena,
         mirrors: bool,
     ) -> Result<Ticket, Declined> {
         let slot_bytes = arena.slot_bytes();
         let ticket = match self.table.reserve(caller, offer.record) {
-            Err(Refused::Full) => {
+            Err(Refused::Full) if room == Room::OfOthers => {
                 if !self.take_again(arena) {
                     let new = self.use_of(offer, slot_bytes);
                     let may_go = |state, of: &Use| {

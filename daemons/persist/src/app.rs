@@ -11,7 +11,7 @@ use vitriol_sysfs::Sysfs;
 
 use crate::{
     bounce::Bouncer, config::Config, journal::Journal, launches::Launches, metrics::Metrics,
-    service::SharedJournal, watch::DaemonWatch,
+    service::SharedJournal, warmer::Warmer, watch::DaemonWatch,
 };
 
 /// The record of launches, in the state directory.
@@ -46,11 +46,19 @@ pub async fn run(config: Config, daemon: Daemon) -> Result<(), Failure> {
         .map(|watched| DaemonWatch::new(watched, &config, metrics.clone()))
         .collect();
     let bouncer = config.bounce.clone();
-    let bouncer = bouncer.map(|config| Bouncer::new(config, Sysfs::host(), metrics));
-    // Beside the looks, which must not wait for an engine that finishes its answers.
+    let bouncer = bouncer.map(|config| Bouncer::new(config, Sysfs::host(), metrics.clone()));
+    // Beside the looks, which must not wait for an engine that finishes its answers, nor for a disk.
     let mut bouncing = tokio::spawn(async {
         match bouncer {
             Some(bouncer) => bouncer.run().await,
+            None => std::future::pending().await,
+        }
+    });
+    let warmer = config.warmup.clone();
+    let warmer = warmer.map(|config| Warmer::new(config, metrics));
+    let mut warming = tokio::spawn(async {
+        match warmer {
+            Some(warmer) => warmer.run().await,
             None => std::future::pending().await,
         }
     });
@@ -67,6 +75,7 @@ pub async fn run(config: Config, daemon: Daemon) -> Result<(), Failure> {
             () = daemon.shutdown.cancelled() => break Ok(()),
             ended = server.ended() => break ended,
             ended = &mut bouncing => break ended.or_exit(Exit::Internal),
+            ended = &mut warming => break ended.or_exit(Exit::Internal),
             _ = beats.tick() => {}
             _ = rounds.tick() => {
                 for watch in &mut watches {
@@ -86,6 +95,7 @@ pub async fn run(config: Config, daemon: Daemon) -> Result<(), Failure> {
         daemon.heartbeat.beat();
     };
     bouncing.abort();
+    warming.abort();
     ended?;
     server.stop().await
 }

@@ -23,6 +23,7 @@ use vitriol_sysfs::Sysfs;
 
 use crate::{
     config::Watched,
+    deadline::within,
     ending::{drain_then_kill, end, hold},
     memory::{Decision, MemoryPolicy, MemoryWatch},
     metrics::{DaemonLabels, Metrics},
@@ -117,7 +118,7 @@ impl Bouncer {
 
     async fn bounce(&mut self, available_bytes: u64, now: Duration) {
         let mut status = self.status.clone();
-        let status = self.within_deadline(status.get(GetRequest {})).await;
+        let status = within(self.config.deadline, status.get(GetRequest {})).await;
         let pid = match status.map(tonic::Response::into_inner) {
             Ok(status) if status.health() == Health::Ready => status.pid,
             // One that loads or ends already will be small; one that hangs is another's matter.
@@ -161,14 +162,16 @@ impl Bouncer {
             duration_ms: u32::try_from(duration.as_millis()).unwrap_or(u32::MAX),
         };
         let mut engine = self.engine.clone();
-        self.within_deadline(engine.shed(request)).await.map(drop)
+        within(self.config.deadline, engine.shed(request))
+            .await
+            .map(drop)
     }
 
     /// Comes back once nothing runs and nothing waits, as far as the engine tells.
     async fn until_idle(&self) {
         loop {
             let mut engine = self.engine.clone();
-            let call = self.within_deadline(engine.list_slots(ListSlotsRequest {}));
+            let call = within(self.config.deadline, engine.list_slots(ListSlotsRequest {}));
             if let Ok(slots) = call.await.map(tonic::Response::into_inner) {
                 let mut states = slots.slots.iter().map(|slot| slot.state());
                 if slots.queued == 0 && states.all(|state| state == SlotState::Idle) {
@@ -177,14 +180,6 @@ impl Bouncer {
             }
             tokio::time::sleep(ASK_AGAIN).await;
         }
-    }
-
-    async fn within_deadline<T>(
-        &self,
-        call: impl Future<Output = Result<T, Status>>,
-    ) -> Result<T, Status> {
-        let answer = tokio::time::timeout(self.config.deadline, call).await;
-        answer.unwrap_or_else(|_| Err(Status::deadline_exceeded("no answer in time")))
     }
 
     fn tell_failure(&self, error: &io::Error) {

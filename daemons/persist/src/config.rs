@@ -6,7 +6,10 @@ use vitriol_chassis::IDLE_MAX;
 use vitriol_ipc::HouseDirs;
 use vitriol_profile::Profile;
 
-use crate::{bounce::BounceConfig, memory::MemoryPolicy, restarts::BackOff};
+use crate::{
+    bounce::BounceConfig, memory::MemoryPolicy, restarts::BackOff, warmer::WarmupConfig,
+    warmup::Budget,
+};
 
 /// The engine that is restarted when memory is short.
 const BOUNCED: &str = "main";
@@ -31,6 +34,8 @@ pub struct Config {
     pub back_off: BackOff,
     /// `None`: the profile has no such engine.
     pub bounce: Option<BounceConfig>,
+    /// `None`: nothing is to be warmed up, or from nowhere.
+    pub warmup: Option<WarmupConfig>,
 }
 
 /// A daemon that is watched.
@@ -66,9 +71,24 @@ impl Config {
             "vitriol-oom-shield",
             dirs.oom_shield_socket(),
         ));
-        if profile.kvtier.enabled {
-            all.push(watched("kvtier", "vitriol-kvtier", dirs.kvtier_socket()));
+        let tier = &profile.kvtier;
+        let kvtier = watched("kvtier", "vitriol-kvtier", dirs.kvtier_socket());
+        if tier.enabled {
+            all.push(kvtier.clone());
         }
+        let is_warmed = tier.enabled && tier.mirror && settings.warmup_ms > 0;
+        let warmup = is_warmed.then(|| WarmupConfig {
+            kvtier,
+            budget: Budget {
+                bytes: match settings.warmup_bytes.get() {
+                    0 => tier.arena_bytes.get() / 2,
+                    bytes => bytes,
+                },
+                time: Duration::from_millis(settings.warmup_ms),
+                record_bytes_max: tier.slot_bytes.get(),
+            },
+            deadline: Duration::from_millis(settings.poll_deadline_ms),
+        });
         let bounced = profile.engine(BOUNCED).map(|own| BounceConfig {
             engine: engine(BOUNCED),
             policy: MemoryPolicy {
@@ -100,6 +120,7 @@ impl Config {
                 forgiven_after: 4 * longest,
             },
             bounce: bounced,
+            warmup,
         }
     }
 }
@@ -138,6 +159,27 @@ mod tests {
         assert_eq!(units(&profile)[3..], ["vitriol-kvtier.service"]);
         let bounce = Config::new(&profile, &dirs, dirs.persist_state(), false).bounce;
         assert_eq!(bounce.unwrap().engine.unit, always[0]);
+    }
+
+    #[test]
+    fn a_tier_is_warmed_up_from_a_disk_that_it_has_within_half_of_its_memory() {
+        let warmup = |keys: &[(&str, &str)]| {
+            let mut overrides = Overrides::new().set("kvtier.arena_bytes", Some("6 GiB"), "--set");
+            for (key, value) in keys {
+                overrides = overrides.set(key, Some(value), "--set");
+            }
+            let profile = Profile::load(None, &overrides).unwrap();
+            let dirs = HouseDirs::system();
+            let config = Config::new(&profile, &dirs, dirs.persist_state(), false);
+            config.warmup.map(|warmup| warmup.budget.bytes)
+        };
+        let enabled = ("kvtier.enabled", "true");
+        assert_eq!(warmup(&[enabled]), Some(3 << 30));
+        let given = ("persist.warmup_bytes", "1 GiB");
+        assert_eq!(warmup(&[enabled, given]), Some(1 << 30));
+        assert_eq!(warmup(&[]), None);
+        assert_eq!(warmup(&[enabled, ("kvtier.mirror", "false")]), None);
+        assert_eq!(warmup(&[enabled, ("persist.warmup_ms", "0")]), None);
     }
 
     #[test]

@@ -4,13 +4,15 @@
 //! what the daemons were launched with.
 //!
 //! Read on in `hang` and `restarts` (when), `watch` and `ending` (how); `memory` and
-//! `bounce` (a restart for want of memory); `journal` and `launches` (the record), `service` (what the CLI
+//! `bounce` (a restart for want of memory); `warmup` and `warmer` (what a KV tier that lost its memory
+//! gets back); `journal` and `launches` (the record), `service` (what the CLI
 //! sees of it).
 
 mod app;
 mod args;
 pub mod bounce;
 mod config;
+mod deadline;
 mod ending;
 mod entry;
 pub mod hang;
@@ -21,6 +23,8 @@ pub mod metrics;
 pub mod restarts;
 mod service;
 mod threads;
+mod warmer;
+pub mod warmup;
 mod watch;
 
 pub use config::{Config, Watched};

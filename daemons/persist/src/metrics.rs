@@ -25,6 +25,9 @@ pub struct Metrics {
     pub memory_available: Gauge,
     pub bounces: Family<DaemonLabels, Counter>,
     pub bounce_failures: Family<DaemonLabels, Counter>,
+    pub warmups: Counter,
+    pub warmup_sessions: Counter,
+    pub warmup_bytes: Counter,
 }
 
 impl Metrics {
@@ -48,6 +51,12 @@ impl Metrics {
         to.register("bounces", bounces, self.bounces.clone());
         let failures = "Times that it was to be and could not";
         to.register("bounce_failures", failures, self.bounce_failures.clone());
+        let warmups = "Times that the KV tier was warmed up, as its memory was new";
+        to.register("warmups", warmups, self.warmups.clone());
+        let sessions = "Conversations of which something was brought back to its memory then";
+        to.register("warmup_sessions", sessions, self.warmup_sessions.clone());
+        let bytes = "Brought back to its memory then";
+        to.register_with_unit("warmup", bytes, Unit::Bytes, self.warmup_bytes.clone());
         let launches = "Launches of the daemon that were seen";
         to.register("launches", launches, self.launches.clone());
         let changed = "Fields in which the newest launch differs from the blessed one, else from the one before";

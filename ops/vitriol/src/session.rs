@@ -144,6 +144,7 @@ async fn restore(args: &SessionRestoreArgs, environment: &Environment) -> Result
         id: args.id.clone(),
         bytes_max: args.bytes_max.map_or(0, Bytes::get),
         within_ms: args.within * 1000,
+        only_free: false,
     };
     let call = client.restore_session(request);
     let restored = tier.ask(deadline(args.within), call).await?.into_inner();

@@ -102,6 +102,8 @@ struct Shared {
     names: Mutex<HashSet<RecordName>>,
     /// Why it takes no records; changes with whether it does.
     down: watch::Sender<Option<String>>,
+    /// The store was opened, or could not be; until then nobody knows what it has.
+    is_read: watch::Sender<bool>,
     /// Writes that wait or are being done.
     puts: AtomicUsize,
 }
@@ -210,6 +212,11 @@ impl Mirror {
         self.shared.down.subscribe()
     }
 
+    /// Whether what it has is known, as far as it could be read: true for good after a first try to open it.
+    pub fn watch_read(&self) -> watch::Receiver<bool> {
+        self.shared.is_read.subscribe()
+    }
+
     pub fn stats(&self) -> MirrorStats {
         lock(&self.shared.stats).clone()
     }
@@ -309,6 +316,7 @@ impl Writer {
             Err(error) => self.mark_down(&error),
         }
         self.publish();
+        self.shared.is_read.send_replace(true);
     }
 
     fn put(&mut self, record: &Record, payload: &[u8], stored: Stored) {

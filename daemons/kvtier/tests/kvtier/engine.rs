@@ -155,13 +155,7 @@ impl Engine {
     }
 
     pub async fn sessions(&mut self) -> Vec<SessionInfo> {
-        let listed = self.client.list_sessions(ListSessionsRequest {}).await;
-        let mut listed = listed.unwrap().into_inner();
-        let mut sessions = Vec::new();
-        while let Some(session) = listed.message().await.unwrap() {
-            sessions.push(session);
-        }
-        sessions
+        sessions(&mut self.client).await
     }
 
     pub async fn sync(&mut self, id: &str) -> Result<SyncSessionResponse, Status> {
@@ -179,13 +173,7 @@ impl Engine {
         id: &str,
         bytes_max: u64,
     ) -> Result<RestoreSessionResponse, Status> {
-        let request = RestoreSessionRequest {
-            id: id.to_owned(),
-            bytes_max,
-            within_ms: DEADLINE.as_millis() as u32,
-        };
-        let restored = self.client.restore_session(request).await;
-        restored.map(tonic::Response::into_inner)
+        restore(&mut self.client, id, bytes_max, false).await
     }
 
     pub async fn export(&mut self, id: &str, file: &File) -> Result<Transferred, Status> {
@@ -263,6 +251,34 @@ impl Engine {
         let attached = &self.attached;
         (attached.payloads_at + u64::from(ticket.slot) * attached.slot_bytes) as usize
     }
+}
+
+/// The conversations that kvtier knows of, as anybody may ask.
+pub async fn sessions(client: &mut KvTierClient<Channel>) -> Vec<SessionInfo> {
+    let listed = client.list_sessions(ListSessionsRequest {}).await;
+    let mut listed = listed.unwrap().into_inner();
+    let mut sessions = Vec::new();
+    while let Some(session) = listed.message().await.unwrap() {
+        sessions.push(session);
+    }
+    sessions
+}
+
+/// Brings a conversation from the disk, as anybody may.
+pub async fn restore(
+    client: &mut KvTierClient<Channel>,
+    id: &str,
+    bytes_max: u64,
+    only_free: bool,
+) -> Result<RestoreSessionResponse, Status> {
+    let request = RestoreSessionRequest {
+        id: id.to_owned(),
+        bytes_max,
+        within_ms: DEADLINE.as_millis() as u32,
+        only_free,
+    };
+    let restored = client.restore_session(request).await;
+    restored.map(tonic::Response::into_inner)
 }
 
 /// The turn of a conversation that has the records of [`name`].

@@ -10,12 +10,15 @@ use std::{
 use rustix::process::Signal;
 use vitriol_ipc::{bequeath, connect, receive_with_descriptor};
 use vitriol_proto::{
-    kvtier::v1::{event::Kind as Event, found::Kind as Found},
+    kvtier::v1::{
+        SessionInfo, StatsRequest, event::Kind as Event, found::Kind as Found,
+        kv_tier_client::KvTierClient,
+    },
     status::v1::{GetRequest, Health, status_client::StatusClient},
 };
 use vitriol_testkit::{eventually, process};
 
-use crate::engine::{DEADLINE, Engine, next};
+use crate::engine::{DEADLINE, Engine, next, restore, sessions};
 
 /// A house of kvtier alone, whose service manager the test plays.
 struct House {
@@ -285,6 +288,44 @@ async fn a_session_that_was_saved_survives_a_kill_and_comes_back_as_far_as_asked
         let found = engine.look(key).await;
         assert!(engine.holds(&found, key), "{found:?}");
     }
+    assert_eq!(running.stop(), Some(0));
+}
+
+#[tokio::test]
+async fn what_comes_back_without_an_engine_pushes_nothing_out_where_it_must_not() {
+    let house = House::new(SMALL);
+    let running = house.start();
+    let mut engine = house.attach().await;
+    for (id, keys) in [("a", [1, 2, 3]), ("b", [11, 12, 13])] {
+        for key in keys {
+            engine.store(key).await;
+        }
+        engine.put(id, &keys).await;
+        assert_eq!(engine.sync(id).await.unwrap().on_mirror, 3);
+    }
+    // By SIGKILL, and with the memory.
+    drop((running, engine));
+
+    let running = house.start();
+    let socket = house.at("run/vitriol/kvtier/kvtier.sock");
+    let mut client = KvTierClient::new(connect(&socket));
+    // At once: kvtier has read the disk before it says what is there.
+    let found = |of: &[SessionInfo]| -> Vec<(u64, u64)> {
+        let of = of.iter();
+        of.map(|of| (of.records_in_arena, of.records_on_mirror))
+            .collect()
+    };
+    assert_eq!(found(&sessions(&mut client).await), [(0, 3), (0, 3)]);
+    let restored = restore(&mut client, "a", 0, true).await.unwrap();
+    assert_eq!((restored.brought, restored.cause.as_str()), (3, ""));
+    let restored = restore(&mut client, "b", 0, true).await.unwrap();
+    assert_eq!((restored.brought, restored.in_arena), (1, 1));
+    assert!(restored.cause.contains("no room"), "{restored:?}");
+    let stats = client.stats(StatsRequest {}).await.unwrap().into_inner();
+    assert_eq!((stats.slots_free, stats.evicted), (0, 0));
+    // Whoever asks for it in so many words gets the room of others.
+    let restored = restore(&mut client, "b", 0, false).await.unwrap();
+    assert_eq!((restored.in_arena, restored.cause.as_str()), (3, ""));
     assert_eq!(running.stop(), Some(0));
 }
 
