@@ -6,8 +6,9 @@
 
 use std::{io::Read, time::Duration};
 
+use rustix::process::Signal;
 use serde_json::{Value, json};
-use vitriol_testkit::{House, Setup, eventually, http::Client};
+use vitriol_testkit::{House, Setup, eventually, house::ENGINE, http::Client, process};
 
 /// A chat request for a short, repeatable answer.
 fn question(text: &str) -> Value {
@@ -354,6 +355,62 @@ fn a_session_hears_which_message_had_it_computed_again() {
     assert_eq!(timings["cache_diverged_message"], 0);
     let said = format!(", diverged-token={token}, diverged-message=0");
     assert!(answer.header("x-vitriol-kv").unwrap().ends_with(&said));
+}
+
+#[test]
+fn a_saved_conversation_outlives_being_erased_and_the_engine() {
+    let tier = "[kvtier]\nenabled = true\narena_bytes = '128 MiB'\nslot_bytes = '768 KiB'";
+    let house = House::start(&Setup::default().profile(tier)).unwrap();
+    let client = house.client().with_header("X-Session-Id", "violets");
+    let act = |action: &str| {
+        let path = format!("/slots/0?action={action}");
+        let body = json!({ "filename": "violets.bin" });
+        client.post(&path, &body).unwrap()
+    };
+    // Long enough to be kept, whatever it is expected to be worth.
+    let ask = || {
+        let prompt = "The violet grows in the shade of the wood. ".repeat(130);
+        let body = json!({ "prompt": prompt, "max_tokens": 8, "temperature": 0 });
+        let answer = client.post("/v1/completions", &body).unwrap();
+        answer.ok_json().unwrap()
+    };
+    let first = ask();
+    let prompt_tokens = first["usage"]["prompt_tokens"].as_u64().unwrap();
+    assert!(prompt_tokens > 1100, "{prompt_tokens}");
+    let full_blocks = (prompt_tokens - 1) / 64 * 64;
+
+    let saved = act("save").ok_json().unwrap();
+    let n_saved = saved["n_saved"].as_u64().unwrap();
+    assert!(
+        n_saved >= full_blocks && n_saved < full_blocks + 128,
+        "{saved}"
+    );
+    assert!(
+        saved["n_written"].as_u64().unwrap() > n_saved * 1000,
+        "{saved}"
+    );
+    let named = (&saved["id_slot"], &saved["filename"]);
+    assert_eq!(named, (&json!(0), &json!("violets.bin")));
+    let erased = act("erase").ok_json().unwrap();
+    assert_eq!(erased, json!({ "id_slot": 0, "n_erased": n_saved }));
+    assert_eq!(act("save").status(), 404, "it is gone");
+
+    let engine = house.daemon_pid(ENGINE).unwrap();
+    process::signal(engine, Signal::KILL).unwrap();
+    let restored = eventually(Duration::from_secs(60), "it is restored", || {
+        let answer = act("restore");
+        (answer.status() != 503).then(|| answer.ok_json().unwrap())
+    });
+    let restored = restored.unwrap();
+    assert_eq!(restored["n_restored"], n_saved, "{restored}");
+    assert!(restored.get("cause").is_none(), "{restored}");
+    let second = ask();
+    assert_eq!(second["choices"][0]["text"], first["choices"][0]["text"]);
+    let timings = &second["timings"];
+    let tokens = |name: &str| timings[name].as_u64().unwrap();
+    assert!(tokens("cache_n") * 100 >= full_blocks * 99, "{timings}");
+    let brought = tokens("cache_arena_n") + tokens("cache_mirror_n");
+    assert!(brought * 100 >= full_blocks * 99, "{timings}");
 }
 
 #[test]

@@ -40,6 +40,7 @@ pub enum ErrorKind {
     TooLarge,
     RateLimit,
     Server,
+    NotSupported,
     Unavailable,
 }
 
@@ -55,6 +56,7 @@ impl ErrorKind {
             ErrorKind::TooLarge => "request_too_large",
             ErrorKind::RateLimit => "rate_limit_error",
             ErrorKind::Server => "server_error",
+            ErrorKind::NotSupported => "not_supported_error",
             ErrorKind::Unavailable => "unavailable_error",
         }
     }
@@ -190,6 +192,28 @@ impl ApiError {
             .param("model")
     }
 
+    /// 404: no slot has this number; there are `count`.
+    pub fn no_such_slot(id: u32, count: usize) -> ApiError {
+        let message = format!("no slot {id}; there are {count}, from 0 on");
+        ApiError::new(StatusCode::NOT_FOUND, ErrorKind::NotFound, message).code("slot_not_found")
+    }
+
+    /// 400: a slot that stands for no conversation, and none was named.
+    pub fn slot_without_session(id: u32) -> ApiError {
+        let message = format!(
+            "slot {id} has no session: its last request named none; send X-Session-Id with each request of a \
+             conversation, or name the session here"
+        );
+        ApiError::new(StatusCode::BAD_REQUEST, ErrorKind::InvalidRequest, message)
+            .code("missing_required_parameter")
+            .param("session_id")
+    }
+
+    /// 404: nothing is stored of a conversation.
+    pub fn no_conversation(message: impl Into<String>) -> ApiError {
+        ApiError::new(StatusCode::NOT_FOUND, ErrorKind::NotFound, message).code("session_not_found")
+    }
+
     /// 405: the path exists, the method does not.
     pub fn bad_method(method: &str, path: &str) -> ApiError {
         let message = format!("method {method} is not allowed for '{path}'");
@@ -308,6 +332,30 @@ impl ApiError {
             message,
         )
         .code("internal_error")
+    }
+
+    /// 501: the profile does not have it; the message names the setting.
+    pub fn not_supported(message: impl Into<String>) -> ApiError {
+        ApiError::new(
+            StatusCode::NOT_IMPLEMENTED,
+            ErrorKind::NotSupported,
+            message,
+        )
+        .code("not_supported")
+    }
+
+    /// 501: there is no KV tier.
+    pub fn no_kvtier() -> ApiError {
+        ApiError::not_supported(
+            "this server keeps no conversations; set enabled = true in [kvtier] and start it again",
+        )
+    }
+
+    /// 504: kvtier did not answer in time.
+    pub fn kvtier_timeout() -> ApiError {
+        let message = "kvtier did not answer in time; send the request again";
+        ApiError::new(StatusCode::GATEWAY_TIMEOUT, ErrorKind::Timeout, message)
+            .code("kvtier_timeout")
     }
 
     /// 504: the engine did not answer a short question in time.

@@ -15,6 +15,7 @@ use crate::body::{BodyBounds, refuse_unread};
 use crate::config::Config;
 use crate::decision_log::DecisionLog;
 use crate::engine_link::{CallError, EngineLink, EngineState};
+use crate::kvtier::KvTier;
 use crate::lane::{AskedLane, Cause, LaneInputs};
 use crate::metrics::Metrics;
 use crate::neighbours::Neighbours;
@@ -48,6 +49,8 @@ pub struct App {
     pub listen_ip: IpAddr,
     pub link: EngineLink,
     pub neighbours: Neighbours,
+    /// `None`: the profile has none.
+    pub kvtier: Option<KvTier>,
     pub decisions: DecisionLog,
     pub metrics: Metrics,
     pub board: StatusBoard,
@@ -72,6 +75,7 @@ impl App {
             places: Arc::new(Semaphore::new(config.requests_max)),
             drain: Drain::default(),
             neighbours: Neighbours::new(&config.neighbour_sockets, config.control_deadline),
+            kvtier: config.kvtier_socket.as_deref().map(KvTier::new),
             config,
             link,
             decisions,

@@ -26,6 +26,8 @@ pub struct Config {
     pub listen: SocketAddr,
     pub engine_socket: PathBuf,
     pub status_socket: PathBuf,
+    /// Where conversations are kept, if the profile has them kept.
+    pub kvtier_socket: Option<PathBuf>,
     /// Of the daemons whose metrics are shown too.
     pub neighbour_sockets: Vec<PathBuf>,
     /// File that the bound address is written to.
@@ -68,12 +70,18 @@ impl Config {
         let status_socket = places
             .status_socket
             .unwrap_or_else(|| dirs.demiurge_socket());
+        let beside = dirs_of(&status_socket, dirs);
         Ok(Config {
             listen,
             engine_socket: places
                 .engine_socket
                 .unwrap_or_else(|| dirs.engine_socket(ENGINE)),
-            neighbour_sockets: neighbour_sockets(&status_socket, dirs),
+            kvtier_socket: profile.kvtier.enabled.then(|| beside.kvtier_socket()),
+            neighbour_sockets: vec![
+                beside.kvtier_socket(),
+                beside.persist_socket(),
+                beside.oom_shield_socket(),
+            ],
             status_socket,
             address_file,
             decisions,
@@ -93,18 +101,13 @@ impl Config {
     }
 }
 
-/// Sockets of the daemons beside the Demiurge with this status socket.
-fn neighbour_sockets(status_socket: &Path, dirs: &HouseDirs) -> Vec<PathBuf> {
+/// Directories of the house of the Demiurge with this status socket.
+fn dirs_of(status_socket: &Path, dirs: &HouseDirs) -> HouseDirs {
     let runtime = status_socket.parent().and_then(Path::parent);
-    let dirs = HouseDirs {
+    HouseDirs {
         runtime: runtime.unwrap_or(&dirs.runtime).to_owned(),
         ..dirs.clone()
-    };
-    vec![
-        dirs.kvtier_socket(),
-        dirs.persist_socket(),
-        dirs.oom_shield_socket(),
-    ]
+    }
 }
 
 #[cfg(test)]
@@ -136,6 +139,7 @@ mod tests {
         assert_eq!(config.decisions, PathBuf::from("/s/decisions.jsonl"));
         let kvtier = PathBuf::from("/r/kvtier/kvtier.sock");
         assert_eq!(config.neighbour_sockets[0], kvtier);
+        assert_eq!(config.kvtier_socket, None, "it is off by default");
     }
 
     #[test]

@@ -21,6 +21,7 @@ mod config;
 mod decision_log;
 mod engine_link;
 mod entry;
+mod kvtier;
 mod lane;
 mod metrics;
 mod neighbours;

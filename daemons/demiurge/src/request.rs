@@ -9,9 +9,11 @@ mod completion;
 mod fields;
 mod generation;
 mod messages;
+mod slots;
 mod tokens;
 
 pub use chat::ChatRequest;
 pub use completion::CompletionRequest;
 pub use generation::Generation;
+pub use slots::SlotBody;
 pub use tokens::{DetokenizeBody, TokenizeBody};

@@ -5,6 +5,7 @@ mod guard;
 mod health;
 mod metrics_page;
 mod models;
+mod slot_actions;
 mod slots;
 mod tokens;
 
@@ -35,6 +36,7 @@ pub fn router(app: Arc<App>) -> Router {
         .route("/health", get(health::health))
         .route("/v1/health", get(health::health))
         .route("/slots", get(slots::slots))
+        .route("/slots/{id}", post(slot_actions::act))
         .route("/metrics", get(metrics_page::metrics))
         .fallback(no_route)
         .method_not_allowed_fallback(bad_method)

@@ -223,6 +223,12 @@ impl Engine {
         tier.is_none_or(|tier| tier.desk().wait_attached(within))
     }
 
+    /// Conversations of which kvtier has not been told yet how their last turn ended.
+    pub fn sessions_untold(&self) -> Vec<Arc<str>> {
+        let tier = self.tier.as_ref();
+        tier.map_or_else(Vec::new, |tier| tier.desk().sessions_untold())
+    }
+
     /// Context window of a request of this owner: pages that are kept for others are not for it.
     pub fn context_tokens(&self, ownership: &Ownership) -> usize {
         let limits = &self.limits;

@@ -159,11 +159,15 @@ impl engine_server::Engine for EngineService {
         _: Request<ListSlotsRequest>,
     ) -> Result<Response<ListSlotsResponse>, Status> {
         let engine = &self.serving()?.engine;
+        // Slots first: whose turn has ended is untold by then, or was told.
         let snapshot = engine.step.snapshot();
+        let untold = engine.sessions_untold();
         let context = engine.limits.context_tokens as u32;
-        let mut slots: Vec<Slot> = (0..snapshot.sequences_max as u32)
-            .map(|id| Slot {
+        let mut slots: Vec<Slot> = (0..)
+            .zip(&snapshot.last_sessions)
+            .map(|(id, session_id)| Slot {
                 id,
+                session_id: session_id.to_string(),
                 context_tokens: context,
                 ..Slot::default()
             })
@@ -180,6 +184,7 @@ impl engine_server::Engine for EngineService {
             pages_cached: snapshot.pool.cached as u64,
             pages_all: snapshot.pool.all as u64,
             page_tokens: crate::kv::PAGE_TOKENS as u32,
+            sessions_untold: untold.iter().map(|id| id.to_string()).collect(),
         }))
     }
 

@@ -280,6 +280,8 @@ impl StepLoop {
             let admitted = self.roster.admit(&mut self.outbox, ask, copy);
             self.start_fills();
             if dropped + ended + admitted > 0 {
+                self.spill();
+                self.tell_turns();
                 // Shown as running before they stop counting as waiting, so that the engine never
                 // looks idle while it is not.
                 self.publish();
@@ -287,12 +289,7 @@ impl StepLoop {
             }
             let worked = self.step();
             self.spill();
-            if let Some(desk) = &self.desk {
-                self.roster
-                    .take_turns()
-                    .into_iter()
-                    .for_each(|turn| desk.turn_ended(turn));
-            }
+            self.tell_turns();
             // Shown before it is told: who has heard of an end finds the slot free.
             self.publish();
             self.outbox.flush();
@@ -436,6 +433,15 @@ impl StepLoop {
         let kv = &mut self.kv;
         let lend = |group, block: FullBlock, page| desk.spill(group, &block, kv.lend(group, page));
         self.roster.lend_unstored(desk.room_for_spills(), lend);
+    }
+
+    /// Has kvtier told of turns that have ended: after their pages were lent, before their slots are shown
+    /// as free.
+    fn tell_turns(&mut self) {
+        let Some(desk) = &self.desk else { return };
+        for turn in self.roster.take_turns() {
+            desk.turn_ended(turn);
+        }
     }
 
     /// The engine ends: what is not stored yet still is, for a while.

@@ -43,8 +43,8 @@ pub trait BlockStore: Send {
 
     fn contains(&self, name: &RecordName) -> bool;
 
-    /// Names of all records.
-    fn names(&self) -> Vec<RecordName>;
+    /// Names of all records, and the bytes of their payloads.
+    fn records(&self) -> Vec<(RecordName, u64)>;
 
     /// Names of the records that are there no more, pushed out or damaged, since the last call.
     fn take_forgotten(&mut self) -> Vec<RecordName>;

@@ -16,14 +16,14 @@ use tokio_stream::{
 };
 use tonic::{Request, Response, Status, codegen::BoxStream, transport::server::UdsConnectInfo};
 use vitriol_proto::kvtier::v1::{
-    AttachRequest, AttachResponse, DestroyRequest, DestroyResponse, Event as WireEvent,
-    EventsRequest, ExportSessionRequest, Found as WireFound, ImportSessionRequest,
-    ListSessionsRequest, LoadRequest, LoadResponse, LookupRequest, LookupResponse,
-    PutSessionRequest, PutSessionResponse, ReleaseRequest, ReleaseResponse, RemoveSessionRequest,
-    RemoveSessionResponse, ReserveRequest, ReserveResponse, RestoreSessionRequest,
-    RestoreSessionResponse, SealRequest, SealResponse, SessionInfo, StatsRequest, StatsResponse,
-    SyncSessionRequest, SyncSessionResponse, TransferEvent, TransferProgress, Transferred,
-    TrimRequest, TrimResponse, kv_tier_server, transfer_event,
+    AttachRequest, AttachResponse, CopySessionRequest, CopySessionResponse, DestroyRequest,
+    DestroyResponse, Event as WireEvent, EventsRequest, ExportSessionRequest, Found as WireFound,
+    ImportSessionRequest, ListSessionsRequest, LoadRequest, LoadResponse, LookupRequest,
+    LookupResponse, PutSessionRequest, PutSessionResponse, ReleaseRequest, ReleaseResponse,
+    RemoveSessionRequest, RemoveSessionResponse, ReserveRequest, ReserveResponse,
+    RestoreSessionRequest, RestoreSessionResponse, SealRequest, SealResponse, SessionInfo,
+    StatsRequest, StatsResponse, SyncSessionRequest, SyncSessionResponse, TransferEvent,
+    TransferProgress, Transferred, TrimRequest, TrimResponse, kv_tier_server, transfer_event,
 };
 
 use crate::{
@@ -454,7 +454,18 @@ impl kv_tier_server::KvTier for KvTierService {
             nowhere: synced.nowhere,
             cause: synced.cause.unwrap_or_default(),
             blocks: synced.blocks,
+            bytes: synced.mirror_bytes,
         }))
+    }
+
+    async fn copy_session(
+        &self,
+        request: Request<CopySessionRequest>,
+    ) -> Result<Response<CopySessionResponse>, Status> {
+        let CopySessionRequest { id, to } = request.into_inner();
+        let copied = self.sessions.copy(&id, to).await;
+        let blocks = copied.map_err(session_status)?;
+        Ok(Response::new(CopySessionResponse { blocks }))
     }
 
     async fn restore_session(
@@ -533,6 +544,7 @@ impl kv_tier_server::KvTier for KvTierService {
             cause: removed.cause.unwrap_or_default(),
             left: removed.left.len() as u64,
             left_names: left_names.map(wire::from_name).collect(),
+            blocks: removed.blocks,
         }))
     }
 }

@@ -64,6 +64,8 @@ pub struct Synced {
     pub on_mirror: u64,
     pub pending: u64,
     pub nowhere: u64,
+    /// Bytes of the payloads that the mirror has.
+    pub mirror_bytes: u64,
     /// Why it is not whole.
     pub cause: Option<String>,
 }
@@ -84,6 +86,8 @@ pub struct RestoredSession {
 /// What came of removing a conversation.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Removed {
+    /// Full blocks that it had.
+    pub blocks: u64,
     pub destroyed: u64,
     pub shared: u64,
     pub left: Vec<RecordName>,
@@ -138,6 +142,21 @@ impl Sessions {
         self.blocking(move |this| this.catalogue.put(turn)).await
     }
 
+    /// Gives what a conversation is now another name besides, so that it outlives what becomes of the
+    /// conversation. One of that name is replaced as by a turn. Returns the full blocks.
+    pub async fn copy(&self, id: &str, to: String) -> Result<u64, SessionError> {
+        let entry = self.entry(id)?;
+        let copy = SessionEntry {
+            id: to,
+            left: Vec::new(),
+            last_turn_ms: now_ms(),
+            ..(*entry).clone()
+        };
+        copy.check()?;
+        self.blocking(move |this| this.catalogue.put(copy)).await?;
+        Ok(entry.chain.keys.len() as u64)
+    }
+
     /// Where the records of a conversation are.
     pub async fn find(&self, entry: Arc<SessionEntry>) -> Result<Whereabouts, SessionError> {
         self.mirror_is_read().await;
@@ -147,7 +166,7 @@ impl Sessions {
             let count = |is_so: fn(bool, bool) -> bool| {
                 let found = presence
                     .iter()
-                    .filter(|at| is_so(at.in_arena, at.on_mirror));
+                    .filter(|at| is_so(at.in_arena, at.on_mirror.is_some()));
                 found.count() as u64
             };
             Whereabouts {
@@ -204,9 +223,10 @@ impl Sessions {
             let names: Vec<_> = entry.chain.needed().collect();
             for presence in this.tier.presence(&names) {
                 synced.needed += 1;
+                synced.mirror_bytes += presence.on_mirror.unwrap_or(0);
                 *match presence {
                     Presence {
-                        on_mirror: true, ..
+                        on_mirror: Some(_), ..
                     } => &mut synced.on_mirror,
                     Presence { in_arena: true, .. } => &mut synced.pending,
                     Presence {
@@ -247,7 +267,7 @@ impl Sessions {
                 restored.in_arena += 1;
                 continue;
             }
-            if !presence.on_mirror {
+            if presence.on_mirror.is_none() {
                 restored.cause =
                     Some("the rest was not stored, or made room for others".to_owned());
                 break;
@@ -305,6 +325,7 @@ impl Sessions {
             .blocking(move |this| this.catalogue.names_of_it_alone(&of_it))
             .await?;
         let mut removed = Removed {
+            blocks: entry.chain.keys.len() as u64,
             shared: (entry.all_names().count() - names.len()) as u64,
             ..Removed::default()
         };

@@ -96,7 +96,8 @@ pub struct Presence {
     pub in_arena: bool,
     /// An engine, or a load, is writing it to the arena.
     pub is_being_written: bool,
-    pub on_mirror: bool,
+    /// Bytes of its payload, where the mirror has it.
+    pub on_mirror: Option<u64>,
 }
 
 /// Names that are looked for under one lock.
@@ -604,7 +605,7 @@ impl Tier {
             on_mirror: self
                 .mirror
                 .as_ref()
-                .is_some_and(|mirror| mirror.holds(name)),
+                .and_then(|mirror| mirror.payload_bytes(name)),
         };
         let mut presence = Vec::with_capacity(names.len());
         for names in names.chunks(NAMES_PER_LOCK) {

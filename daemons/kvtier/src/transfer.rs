@@ -235,7 +235,8 @@ impl<'a> Taking<'a> {
         let of_it = names.clone();
         let presence = tokio::task::spawn_blocking(move || tier.presence(&of_it)).await?;
         let known = names.iter().zip(presence);
-        let known = known.filter(|(_, at)| at.in_arena || at.is_being_written || at.on_mirror);
+        let known =
+            known.filter(|(_, at)| at.in_arena || at.is_being_written || at.on_mirror.is_some());
         Ok(Self {
             sessions,
             known: known.map(|(name, _)| *name).collect(),

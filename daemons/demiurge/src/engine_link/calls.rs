@@ -118,7 +118,8 @@ async fn ask<T>(
         Err(_) => Err(late),
         Ok(Ok(response)) => Ok(response.into_inner()),
         Ok(Err(status)) => Err(match status.code() {
-            Code::Unavailable | Code::Unimplemented => CallError::NotReady { call },
+            // Unknown: the connection broke under the call.
+            Code::Unavailable | Code::Unimplemented | Code::Unknown => CallError::NotReady { call },
             Code::DeadlineExceeded | Code::Cancelled => late,
             Code::OutOfRange => CallError::TooLarge { call },
             Code::InvalidArgument => CallError::Invalid {

@@ -80,7 +80,7 @@ pub fn chat(stream: bool) -> Value {
 impl Demiurge {
     /// Starts the binary and waits until it has bound its port.
     pub fn start(dir: &Path, engine_socket: &Path, settings: &str) -> Demiurge {
-        let address_file = dir.join("demiurge.addr");
+        let address_file = dir.join("demiurge/demiurge.addr");
         let _ = fs::remove_file(&address_file);
         let mut child = command(dir, engine_socket, settings, "127.0.0.1:0")
             .spawn()
@@ -191,7 +191,7 @@ pub fn command(dir: &Path, engine_socket: &Path, settings: &str, listen: &str) -
         .arg("--engine-socket")
         .arg(engine_socket)
         .arg("--status-socket")
-        .arg(dir.join("demiurge.sock"))
+        .arg(dir.join("demiurge/demiurge.sock"))
         .arg("--state-dir")
         .arg(dir.join("state"))
         .env_clear()

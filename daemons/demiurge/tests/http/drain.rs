@@ -55,8 +55,8 @@ fn a_running_answer_finishes_and_new_ones_are_not_taken() {
         (decisions.len(), &decisions[0]["finish"]),
         (1, &"stop".into())
     );
-    assert!(!house.dir.path().join("demiurge.addr").exists());
-    assert!(!house.dir.path().join("demiurge.sock").exists());
+    assert!(!house.dir.path().join("demiurge/demiurge.addr").exists());
+    assert!(!house.dir.path().join("demiurge/demiurge.sock").exists());
 }
 
 #[test]

@@ -11,4 +11,5 @@ mod engine_loss;
 mod refusals;
 mod resubmission;
 mod scripted_engine;
+mod slots;
 mod wire;

@@ -81,6 +81,8 @@ pub struct Record {
     pub sent: HashMap<u64, u64>,
     pub credited: HashMap<u64, u64>,
     pub sessions_ended: u32,
+    /// How often it was asked for its slots.
+    pub slot_lists: u32,
     /// Breaches of the wire's contract by the peer.
     pub breaches: Vec<String>,
 }
@@ -89,6 +91,8 @@ struct Shared {
     script: Box<Script>,
     record: Mutex<Record>,
     mood: Mutex<Mood>,
+    /// Sessions whose last turn kvtier does not know of yet.
+    untold: Mutex<Vec<String>>,
     gate: Semaphore,
 }
 
@@ -109,6 +113,7 @@ impl ScriptedEngine {
             script: Box::new(script),
             record: Mutex::default(),
             mood: Mutex::new(Mood::Ready),
+            untold: Mutex::default(),
             gate: Semaphore::new(0),
         };
         let socket = dir.join("engine.sock");
@@ -159,6 +164,11 @@ impl ScriptedEngine {
 
     pub fn set_mood(&self, mood: Mood) {
         *self.shared.mood.lock().unwrap() = mood;
+    }
+
+    pub fn set_untold(&self, sessions: &[&str]) {
+        let sessions = sessions.iter().map(|&session| session.to_owned());
+        *self.shared.untold.lock().unwrap() = sessions.collect();
     }
 
     /// Lets one request that waits at a gate go on.
@@ -442,6 +452,7 @@ impl Engine for Service {
         _: Request<ListSlotsRequest>,
     ) -> Result<Response<ListSlotsResponse>, Status> {
         self.0.may_answer().await?;
+        self.0.note(|record| record.slot_lists += 1);
         let busy = Slot {
             id: 0,
             state: SlotState::Decode as i32,
@@ -454,16 +465,23 @@ impl Engine for Service {
         };
         let idle = Slot {
             id: 1,
+            session_id: "s-0".into(),
             context_tokens: 4096,
             ..Slot::default()
         };
+        let nameless = Slot {
+            id: 2,
+            session_id: String::new(),
+            ..idle.clone()
+        };
         Ok(Response::new(ListSlotsResponse {
-            slots: vec![busy, idle],
+            slots: vec![busy, idle, nameless],
             queued: 3,
             pages_used: 1,
             pages_cached: 2,
             pages_all: 100,
             page_tokens: 64,
+            sessions_untold: self.0.untold.lock().unwrap().clone(),
         }))
     }
 

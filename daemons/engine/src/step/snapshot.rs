@@ -5,7 +5,8 @@ use std::sync::{Arc, Mutex, PoisonError};
 #[derive(Clone, Debug, Default)]
 pub struct Snapshot {
     pub slots: Vec<SlotSnapshot>,
-    pub sequences_max: usize,
+    /// By slot, the name of the conversation that runs there, or ran last; empty where there was none.
+    pub last_sessions: Vec<Arc<str>>,
     pub waiting: usize,
     pub pool: PoolUse,
 }
@@ -41,7 +42,7 @@ impl SnapshotCell {
             ..PoolUse::default()
         };
         Self(Mutex::new(Snapshot {
-            sequences_max,
+            last_sessions: vec![Arc::from(""); sequences_max],
             pool,
             ..Snapshot::default()
         }))
@@ -58,6 +59,11 @@ impl SnapshotCell {
         let mut snapshot = self.0.lock().unwrap_or_else(PoisonError::into_inner);
         snapshot.pool = pool;
         snapshot.slots.clear();
-        snapshot.slots.extend(slots);
+        for slot in slots {
+            if let Some(last) = snapshot.last_sessions.get_mut(slot.slot as usize) {
+                last.clone_from(&slot.session_id);
+            }
+            snapshot.slots.push(slot);
+        }
     }
 }

@@ -51,6 +51,8 @@ struct Inner {
     fills: VecDeque<Fill>,
     releases: Vec<(SessionNumber, Vec<Ticket>)>,
     turns: VecDeque<Turn>,
+    /// Whose turn is being told.
+    telling: Option<Arc<str>>,
     answers: Vec<Answer>,
     prefill_tokens_per_second: Option<f64>,
 }
@@ -342,6 +344,18 @@ impl Desk {
         self.work.notify_one();
     }
 
+    /// The turn that was the last job has been told, or was given up.
+    pub fn turn_told(&self) {
+        self.inner().telling = None;
+    }
+
+    /// Conversations of which a turn waits to be told, or is being told.
+    pub fn sessions_untold(&self) -> Vec<Arc<str>> {
+        let inner = self.inner();
+        let waiting = inner.turns.iter().map(|turn| &turn.session_id);
+        inner.telling.iter().chain(waiting).cloned().collect()
+    }
+
     /// What has been answered since the last time.
     pub fn answers(&self) -> Vec<Answer> {
         mem::take(&mut self.inner().answers)
@@ -406,7 +420,10 @@ impl Desk {
         let alike = alike.take_while(|page| Some(page.of_session) == first);
         match alike.count().min(spills_max) {
             0 => match inner.turns.pop_front() {
-                Some(turn) => Some(Job::Turn(turn)),
+                Some(turn) => {
+                    inner.telling = Some(Arc::clone(&turn.session_id));
+                    Some(Job::Turn(turn))
+                }
                 None => inner.closing.then_some(Job::End),
             },
             alike => Some(Job::Spill(inner.spills.drain(..alike).collect())),
@@ -570,10 +587,18 @@ mod tests {
         // It was cancelled.
         desk.turn_ended(turn("a", 2, 150));
         desk.close();
+        let untold = |sessions: &[&str]| {
+            let of: Vec<Arc<str>> = sessions.iter().map(|&session| session.into()).collect();
+            assert_eq!(desk.sessions_untold(), of);
+        };
+        untold(&["a", "b"]);
         let mut told = Vec::new();
         while let Some(Job::Turn(turn)) = desk.next(1) {
+            untold(&["a", "b"][told.len()..]);
+            desk.turn_told();
             told.push((turn.session_id.to_string(), turn.keys.len(), turn.tokens));
         }
+        untold(&[]);
         assert_eq!(told, [("a".to_owned(), 3, 200), ("b".to_owned(), 1, 80)]);
         for session in 0..=TURNS_MAX {
             desk.turn_ended(turn(&session.to_string(), 1, 70));

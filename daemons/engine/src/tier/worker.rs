@@ -188,6 +188,7 @@ impl Worker {
                 Job::Spill(pages) => self.spill(&mut session, &layout, pages).await,
                 Job::Turn(turn) => {
                     self.tell_turn(&mut session, &layout, &turn).await;
+                    self.desk.turn_told();
                     Ok(())
                 }
                 Job::Look(mut look) => match self.look(&mut session, &layout, &look).await {

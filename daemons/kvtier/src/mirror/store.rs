@@ -385,8 +385,11 @@ impl<D: Disk> BlockStore for SegmentStore<D> {
         self.index.contains_key(name)
     }
 
-    fn names(&self) -> Vec<RecordName> {
-        self.index.keys().copied().collect()
+    fn records(&self) -> Vec<(RecordName, u64)> {
+        let places = self.index.iter();
+        places
+            .map(|(name, place)| (*name, place.record.length))
+            .collect()
     }
 
     fn take_forgotten(&mut self) -> Vec<RecordName> {

@@ -8,7 +8,7 @@
 //! While Down, records are refused at once, and reading goes on as far as the disk does.
 
 use std::{
-    collections::HashSet,
+    collections::HashMap,
     sync::{
         Arc, Mutex, MutexGuard, PoisonError,
         atomic::{AtomicUsize, Ordering},
@@ -98,8 +98,8 @@ pub struct Busy;
 #[derive(Debug, Default)]
 struct Shared {
     stats: Mutex<MirrorStats>,
-    /// Durable records.
-    names: Mutex<HashSet<RecordName>>,
+    /// Durable records, and the bytes of their payloads.
+    records: Mutex<HashMap<RecordName, u64>>,
     /// Why it takes no records; changes with whether it does.
     down: watch::Sender<Option<String>>,
     /// The store was opened, or could not be; until then nobody knows what it has.
@@ -199,7 +199,12 @@ impl Mirror {
 
     /// Whether the mirror has the record; reading it may still fail.
     pub fn holds(&self, name: &RecordName) -> bool {
-        lock(&self.shared.names).contains(name)
+        self.payload_bytes(name).is_some()
+    }
+
+    /// Bytes of the payload of a record that the mirror has.
+    pub fn payload_bytes(&self, name: &RecordName) -> Option<u64> {
+        lock(&self.shared.records).get(name).copied()
     }
 
     /// Whether it takes no records for now.
@@ -252,10 +257,17 @@ struct Writer {
     is_down: bool,
     /// While down: not before.
     retry_at: Instant,
-    unsynced: Vec<(RecordName, Stored)>,
+    unsynced: Vec<Unsynced>,
     oldest_unsynced: Option<Instant>,
     /// Bytes written that the ledger has.
     counted: u64,
+}
+
+/// A record that was put and is not durable yet.
+struct Unsynced {
+    name: RecordName,
+    payload_bytes: u64,
+    stored: Stored,
 }
 
 impl Writer {
@@ -309,7 +321,7 @@ impl Writer {
     fn try_open(&mut self) {
         match (self.open)() {
             Ok(store) => {
-                *lock(&self.shared.names) = store.names().into_iter().collect();
+                *lock(&self.shared.records) = store.records().into_iter().collect();
                 self.store = Some(store);
                 self.mark_up();
             }
@@ -327,7 +339,11 @@ impl Writer {
         };
         match put {
             Ok(()) => {
-                self.unsynced.push((record.name, stored));
+                self.unsynced.push(Unsynced {
+                    name: record.name,
+                    payload_bytes: record.length,
+                    stored,
+                });
                 self.oldest_unsynced.get_or_insert_with(Instant::now);
                 if self.is_down {
                     self.sync();
@@ -377,11 +393,12 @@ impl Writer {
                 let synced = std::mem::take(&mut self.unsynced);
                 self.oldest_unsynced = None;
                 lock(&self.shared.stats).stored += synced.len() as u64;
-                lock(&self.shared.names).extend(synced.iter().map(|(name, _)| *name));
+                let records = synced.iter().map(|of| (of.name, of.payload_bytes));
+                lock(&self.shared.records).extend(records);
                 self.mark_up();
                 self.publish();
-                for (_, stored) in synced {
-                    stored(true);
+                for of in synced {
+                    (of.stored)(true);
                 }
             }
             Err(error) => {
@@ -395,8 +412,8 @@ impl Writer {
     fn lose(&mut self, error: &StoreError) {
         self.mark_down(error);
         self.oldest_unsynced = None;
-        for (_, stored) in std::mem::take(&mut self.unsynced) {
-            self.refuse(stored);
+        for of in std::mem::take(&mut self.unsynced) {
+            self.refuse(of.stored);
         }
     }
 
@@ -447,9 +464,9 @@ impl Writer {
         let usage = store.usage();
         let forgotten = store.take_forgotten();
         if !forgotten.is_empty() {
-            let mut names = lock(&self.shared.names);
+            let mut records = lock(&self.shared.records);
             for name in forgotten {
-                names.remove(&name);
+                records.remove(&name);
             }
         }
         let now = SystemTime::now();

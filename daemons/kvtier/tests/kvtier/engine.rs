@@ -11,7 +11,7 @@ use tokio::{io::AsyncWriteExt, net::UnixStream};
 use tonic::{Response, Status, Streaming, transport::Channel};
 use vitriol_ipc::{connect, receive_descriptor, send_descriptor};
 use vitriol_proto::kvtier::v1::{
-    AttachRequest, AttachResponse, Event, EventsRequest, ExportSessionRequest,
+    AttachRequest, AttachResponse, CopySessionRequest, Event, EventsRequest, ExportSessionRequest,
     ImportSessionRequest, ListSessionsRequest, LoadRequest, LookupRequest, Origin,
     PutSessionRequest, Record, RecordName, ReleaseRequest, RemoveSessionRequest,
     RemoveSessionResponse, ReserveRequest, RestoreSessionRequest, RestoreSessionResponse,
@@ -165,6 +165,16 @@ impl Engine {
         };
         let synced = self.client.sync_session(request).await;
         synced.map(tonic::Response::into_inner)
+    }
+
+    /// Its full blocks.
+    pub async fn copy(&mut self, id: &str, to: &str) -> Result<u64, Status> {
+        let request = CopySessionRequest {
+            id: id.to_owned(),
+            to: to.to_owned(),
+        };
+        let copied = self.client.copy_session(request).await;
+        copied.map(|copied| copied.into_inner().blocks)
     }
 
     /// `bytes_max`: 0 = as many as there is room for.

@@ -255,6 +255,8 @@ async fn a_session_that_was_saved_survives_a_kill_and_comes_back_as_far_as_asked
         (synced.records, synced.on_mirror, synced.cause.as_str()),
         (3, 3, "")
     );
+    let payloads = 3 * 10_000 + 1 + 2 + 3;
+    assert_eq!(synced.bytes, payloads);
     // One that names what nobody stored says how much of it is not there.
     engine.put("other", &[1, 9]).await;
     let synced = engine.sync("other").await.unwrap();
@@ -269,6 +271,7 @@ async fn a_session_that_was_saved_survives_a_kill_and_comes_back_as_far_as_asked
     let running = house.start();
     let mut engine = house.attach().await;
     until_mirrored(&mut engine, 3).await;
+    assert_eq!(engine.sync("chat").await.unwrap().bytes, payloads);
     let restored = engine.restore("chat", 1).await.unwrap();
     assert_eq!(
         (restored.brought, restored.in_arena, restored.blocks),

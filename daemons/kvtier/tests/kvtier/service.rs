@@ -301,6 +301,37 @@ async fn what_other_sessions_go_on_with_outlives_a_session() {
 }
 
 #[tokio::test]
+async fn a_copy_outlives_what_it_was_made_of() {
+    let rig = Rig::new();
+    let mut engine = rig.engine().await;
+    for key in 1..=3 {
+        engine.store(key).await;
+    }
+    engine.put("a", &[1, 2]).await;
+    assert_eq!(engine.copy("a", "kept").await.unwrap(), 2);
+    engine.put("a", &[1, 2, 3]).await;
+    let removed = engine.remove("a").await.unwrap();
+    assert_eq!(
+        (removed.blocks, removed.destroyed, removed.shared),
+        (3, 1, 2)
+    );
+    let [kept] = &engine.sessions().await[..] else {
+        panic!("the copy is left");
+    };
+    assert_eq!(
+        (kept.id.as_str(), kept.blocks, kept.tokens),
+        ("kept", 2, 128)
+    );
+    assert_eq!((kept.records, kept.records_in_arena), (2, 2));
+    let unknown = engine.copy("a", "b").await.unwrap_err();
+    assert_eq!(unknown.code(), Code::NotFound);
+    for to in ["", &"x".repeat(257)] {
+        let refused = engine.copy("kept", to).await.unwrap_err();
+        assert_eq!(refused.code(), Code::InvalidArgument);
+    }
+}
+
+#[tokio::test]
 async fn a_turn_that_cannot_be_is_refused_with_the_reason() {
     let mut rig = Rig::new();
     let mut short = turn("a", &[1]);

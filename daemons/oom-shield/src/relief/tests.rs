@@ -11,13 +11,14 @@ use vitriol_proto::{
         engine_server::{Engine, EngineServer},
     },
     kvtier::v1::{
-        AttachRequest, AttachResponse, DestroyRequest, DestroyResponse, Event, EventsRequest,
-        ExportSessionRequest, ImportSessionRequest, ListSessionsRequest, LoadRequest, LoadResponse,
-        LookupRequest, LookupResponse, PutSessionRequest, PutSessionResponse, ReleaseRequest,
-        ReleaseResponse, RemoveSessionRequest, RemoveSessionResponse, ReserveRequest,
-        ReserveResponse, RestoreSessionRequest, RestoreSessionResponse, SealRequest, SealResponse,
-        SessionInfo, StatsRequest, StatsResponse, SyncSessionRequest, SyncSessionResponse,
-        TransferEvent, TrimResponse,
+        AttachRequest, AttachResponse, CopySessionRequest, CopySessionResponse, DestroyRequest,
+        DestroyResponse, Event, EventsRequest, ExportSessionRequest, ImportSessionRequest,
+        ListSessionsRequest, LoadRequest, LoadResponse, LookupRequest, LookupResponse,
+        PutSessionRequest, PutSessionResponse, ReleaseRequest, ReleaseResponse,
+        RemoveSessionRequest, RemoveSessionResponse, ReserveRequest, ReserveResponse,
+        RestoreSessionRequest, RestoreSessionResponse, SealRequest, SealResponse, SessionInfo,
+        StatsRequest, StatsResponse, SyncSessionRequest, SyncSessionResponse, TransferEvent,
+        TrimResponse,
         kv_tier_server::{KvTier, KvTierServer},
     },
 };
@@ -190,6 +191,13 @@ impl KvTier for Trimmed {
         &self,
         _: Request<SyncSessionRequest>,
     ) -> Result<Response<SyncSessionResponse>, Status> {
+        not_asked()
+    }
+
+    async fn copy_session(
+        &self,
+        _: Request<CopySessionRequest>,
+    ) -> Result<Response<CopySessionResponse>, Status> {
         not_asked()
     }
 

@@ -186,6 +186,7 @@ mod tests {
             nowhere: 2,
             cause: "no space".to_owned(),
             blocks: 5,
+            bytes: 10 << 20,
         };
         assert_eq!(
             not_saved("a", &synced),
@@ -220,6 +221,7 @@ mod tests {
         let response = RemoveSessionResponse {
             destroyed: 10,
             shared: 3,
+            blocks: 5,
             cause: "no space left".to_owned(),
             left: 1,
             left_names: vec![RecordName {

@@ -374,10 +374,10 @@ proptest! {
                 }
                 8 => {
                     if store.sync().is_ok() {
-                        let names = store.names();
+                        let records = store.records();
                         drop(store);
                         store = rig.open();
-                        prop_assert!(names.iter().all(|name| store.contains(name)));
+                        prop_assert!(records.iter().all(|(name, _)| store.contains(name)));
                     }
                 }
                 9 => {
