@@ -31,9 +31,9 @@ def model(name):
 
 
 class House:
-    """`vitriol up` with one model; `arena`: bytes of its KV tier, None without one."""
+    """`vitriol up` with one model; `arena`: bytes of its KV tier, None without one; `through`: a command that runs it."""
 
-    def __init__(self, name, binaries, model, kv, arena):
+    def __init__(self, name, binaries, model, kv, arena, through=()):
         self.name = name
         self.place = tempfile.TemporaryDirectory(prefix="vb-")
         here = Path(self.place.name)
@@ -47,7 +47,7 @@ class House:
         with socket.socket() as free:
             free.bind(("127.0.0.1", 0))
             port = free.getsockname()[1]
-        self.command = [binaries / "vitriol", "up", "--listen", f"127.0.0.1:{port}"]
+        self.command = [*through, binaries / "vitriol", "up", "--listen", f"127.0.0.1:{port}"]
         self.command += ["--profile", here / "profile.toml", "--model", model]
         self.environment, self.has_tier = environment, bool(arena)
         self.start()
