@@ -318,12 +318,17 @@ fn a_killed_kvtier_finds_its_memory_again_and_nobody_else_holds_it() {
     eventually(wait, "an answer", || answers(&house.client()).then_some(())).unwrap();
 }
 
-/// What `vitriol session` says of the conversation `id`.
+/// What `vitriol session` says of the conversation `id`, once kvtier is there to ask.
 fn stored(house: &House, setup: &Setup, id: &str) -> Value {
-    let mut list = Setup::vitriol(house.directory()).unwrap();
-    list.args(["session", "list", "--json", "--listen", setup.listen()]);
-    let listed = finish(list, Duration::from_secs(60));
-    let listed: Value = serde_json::from_slice(&listed.stdout).unwrap();
+    let wait = Duration::from_secs(60);
+    let list = || {
+        let mut list = Setup::vitriol(house.directory()).unwrap();
+        list.args(["session", "list", "--json", "--listen", setup.listen()]);
+        let listed = finish(list, wait);
+        listed.status.success().then_some(listed.stdout)
+    };
+    let listed = eventually(wait, "a list of sessions", list).unwrap();
+    let listed: Value = serde_json::from_slice(&listed).unwrap();
     let mut sessions = listed["sessions"].as_array().unwrap().iter();
     sessions
         .find(|session| session["id"] == id)
