@@ -4,7 +4,7 @@ use std::io::Write;
 
 use vitriol_proto::engine::v1::FinishReason;
 
-use super::demiurge::{House, chat};
+use super::demiurge::{House, chat, text_of};
 use super::scripted_engine::{Act, PROMPT_TOKENS};
 
 /// The bytes of a POST of `body`.
@@ -23,12 +23,7 @@ fn assert_cancelled(house: &House) -> (Option<u64>, Option<u64>) {
     house
         .engine
         .until("the engine hears of it", |record| record.cancels.len() == 1);
-    house
-        .demiurge
-        .until_metric("vitriol_demiurge_engine_requests", 0.0);
-    house
-        .demiurge
-        .until_metric("vitriol_demiurge_requests_in_flight", 0.0);
+    house.demiurge.until_nothing_runs();
     let decision = house.demiurge.until_decisions(1).remove(0);
     assert_eq!(decision["finish"], "cancelled");
     assert_eq!(decision["status"], 499);
@@ -137,11 +132,6 @@ fn one_that_leaves_does_not_disturb_another() {
         .engine
         .until("the engine hears of it", |record| record.cancels.len() == 1);
     house.engine.open_gate();
-    let mut text = String::new();
-    while let Some(chunk) = stays.next_chunk().unwrap() {
-        text += chunk["choices"][0]["delta"]["content"]
-            .as_str()
-            .unwrap_or_default();
-    }
+    let text = text_of(&mut stays);
     assert_eq!(text, "one two");
 }

@@ -8,7 +8,7 @@ use serde_json::json;
 use vitriol_proto::engine::v1::FinishReason;
 use vitriol_testkit::Seed;
 
-use super::demiurge::{House, chat};
+use super::demiurge::{House, chat, text_of};
 use super::scripted_engine::{Act, SOON, flood_text};
 
 #[test]
@@ -99,13 +99,7 @@ fn a_crowd_some_of_which_leaves() {
                     }
                     let words = if streams {
                         let mut stream = client.post_stream("/v1/chat/completions", &body).unwrap();
-                        let mut text = String::new();
-                        while let Some(chunk) = stream.next_chunk().unwrap() {
-                            text += chunk["choices"][0]["delta"]["content"]
-                                .as_str()
-                                .unwrap_or_default();
-                        }
-                        text
+                        text_of(&mut stream)
                     } else {
                         let answer = client.post("/v1/chat/completions", &body).unwrap();
                         let answer = answer.ok_json().unwrap();
@@ -120,12 +114,7 @@ fn a_crowd_some_of_which_leaves() {
             });
         }
     });
-    house
-        .demiurge
-        .until_metric("vitriol_demiurge_engine_requests", 0.0);
-    house
-        .demiurge
-        .until_metric("vitriol_demiurge_requests_in_flight", 0.0);
+    house.demiurge.until_nothing_runs();
     let decisions = house.demiurge.until_decisions(100);
     let cancelled = decisions
         .iter()

@@ -10,7 +10,7 @@ use rustix::process::Signal;
 use serde_json::{Value, json};
 use tempfile::TempDir;
 use vitriol_proto::engine::v1::{FinishReason, Submit};
-use vitriol_testkit::http::Client;
+use vitriol_testkit::http::{Client, EventStream};
 use vitriol_testkit::{eventually, process};
 
 use super::scripted_engine::{Act, SOON, ScriptedEngine};
@@ -153,6 +153,12 @@ impl Demiurge {
             .find_map(|line| line.strip_prefix(name)?.strip_prefix(' ')?.parse().ok())
     }
 
+    /// Waits until no request holds a place, and the engine has none.
+    pub fn until_nothing_runs(&self) {
+        self.until_metric("vitriol_demiurge_requests_in_flight", 0.0);
+        self.until_metric("vitriol_demiurge_engine_requests", 0.0);
+    }
+
     /// Waits until a metric has a value.
     pub fn until_metric(&self, name: &str, value: f64) {
         let what = format!("{name} {value}");
@@ -161,6 +167,17 @@ impl Demiurge {
         })
         .unwrap();
     }
+}
+
+/// The text of a stream that comes to its end.
+pub fn text_of(stream: &mut EventStream) -> String {
+    let mut text = String::new();
+    while let Some(chunk) = stream.next_chunk().unwrap() {
+        text += chunk["choices"][0]["delta"]["content"]
+            .as_str()
+            .unwrap_or_default();
+    }
+    text
 }
 
 impl Drop for Demiurge {

@@ -7,7 +7,7 @@ use vitriol_proto::engine::v1::FinishReason;
 use vitriol_testkit::eventually;
 use vitriol_testkit::http::Event;
 
-use super::demiurge::{House, chat};
+use super::demiurge::{House, chat, text_of};
 use super::scripted_engine::{Act, SOON};
 
 fn gated(settings: &str) -> House {
@@ -37,12 +37,7 @@ fn a_running_answer_finishes_and_new_ones_are_not_taken() {
     })
     .unwrap();
     house.engine.open_gate();
-    let mut text = String::new();
-    while let Some(chunk) = stream.next_chunk().unwrap() {
-        text += chunk["choices"][0]["delta"]["content"]
-            .as_str()
-            .unwrap_or_default();
-    }
+    let text = text_of(&mut stream);
     assert_eq!(text, "one two");
     assert_eq!(
         house.demiurge.wait(SOON).code(),

@@ -5,7 +5,7 @@ use std::thread;
 use vitriol_proto::engine::v1::FinishReason;
 use vitriol_testkit::http::Event;
 
-use super::demiurge::{Demiurge, House, chat, hello};
+use super::demiurge::{Demiurge, House, chat, hello, text_of};
 use super::scripted_engine::{Act, Mood, SOON, ScriptedEngine};
 
 #[test]
@@ -185,12 +185,7 @@ fn silence_is_filled_with_comments() {
         );
     }
     house.engine.open_gate();
-    let mut text = String::new();
-    while let Some(chunk) = stream.next_chunk().unwrap() {
-        text += chunk["choices"][0]["delta"]["content"]
-            .as_str()
-            .unwrap_or_default();
-    }
+    let text = text_of(&mut stream);
     assert_eq!(text, "Hello");
 }
 
@@ -248,11 +243,6 @@ fn many_kills_lose_no_place() {
         house.engine.restart();
         house.demiurge.until_ready();
     }
-    house
-        .demiurge
-        .until_metric("vitriol_demiurge_requests_in_flight", 0.0);
-    house
-        .demiurge
-        .until_metric("vitriol_demiurge_engine_requests", 0.0);
+    house.demiurge.until_nothing_runs();
     assert!(!house.demiurge.log().contains("panicked"));
 }

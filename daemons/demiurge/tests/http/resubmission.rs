@@ -7,7 +7,7 @@ use serde_json::{Value, json};
 use vitriol_proto::engine::v1::{Priority, Submit};
 use vitriol_testkit::http::{Event, EventStream};
 
-use super::demiurge::{House, chat, hello};
+use super::demiurge::{House, chat, hello, text_of};
 use super::scripted_engine::{Act, PROMPT_TOKENS, SOON};
 
 const CHAT: &str = "/v1/chat/completions";
@@ -32,17 +32,6 @@ fn kill(house: &mut House, submits: usize) {
     house
         .demiurge
         .until_metric("vitriol_demiurge_engine_up", 0.0);
-}
-
-/// The text of a stream that comes to its end.
-fn text_of(mut stream: EventStream) -> String {
-    let mut text = String::new();
-    while let Some(chunk) = stream.next_chunk().unwrap() {
-        text += chunk["choices"][0]["delta"]["content"]
-            .as_str()
-            .unwrap_or_default();
-    }
-    text
 }
 
 /// The error that a stream ends with, after comments alone.
@@ -72,12 +61,7 @@ fn ended(decision: &Value) -> (Value, Value, Value) {
 /// How the house's one request ended; nothing is left of it.
 fn outcome(house: &House) -> (Value, Value, Value) {
     let decision = house.demiurge.until_decisions(1).remove(0);
-    house
-        .demiurge
-        .until_metric("vitriol_demiurge_requests_in_flight", 0.0);
-    house
-        .demiurge
-        .until_metric("vitriol_demiurge_engine_requests", 0.0);
+    house.demiurge.until_nothing_runs();
     house.engine.assert_no_breach();
     ended(&decision)
 }
@@ -102,7 +86,7 @@ fn a_stream_that_has_shown_nothing_goes_on_with_the_next_engine() {
         );
     }
     house.engine.restart();
-    assert_eq!(text_of(stream), "Hello there");
+    assert_eq!(text_of(&mut stream), "Hello there");
 
     assert_eq!(outcome(&house), (2.into(), "stop".into(), Value::Null));
     let decision = house.demiurge.decisions().remove(0);
