@@ -198,7 +198,9 @@ class Rig:
         eventually(f"{unit} is active again", is_ready)
 
     def journal(self, *matches):
-        """Entries since boot in the order in which journald took them."""
+        """Entries since boot in the order in which journald took them, all that were written before."""
+        # A unit may be ready before journald has read what it said until then.
+        self.must("journalctl", "--sync")
         lines = self.run("journalctl", "-b", "-o", "json", "--no-pager", *matches).stdout
         return [json.loads(line) for line in lines.splitlines()]
 

@@ -259,11 +259,12 @@ async fn everything_given_back() {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_chat_is_accepted_streamed_and_finished_with_its_usage() {
     let mut peer = Peer::connect();
-    peer.submit(chat(
-        7,
-        r#"[{"role":"user","content":"What color is the sky?"}]"#,
-    ))
-    .await;
+    // Longer than a block: of prompts that are shorter, the cache finds the latest alone, which may be that of a test beside
+    // this one.
+    let walk = "I went for a walk over the hills with my dog, my sister and two friends of hers. ";
+    let question = format!("{}What color is the sky on a clear day?", walk.repeat(4));
+    let messages = json!([{"role": "user", "content": question}]).to_string();
+    peer.submit(chat(7, &messages)).await;
     let (answer, finished) = peer.text(7).await;
     assert!(answer.contains("blue"), "{answer}");
     let usage = finished.usage.unwrap();
@@ -274,11 +275,7 @@ async fn a_chat_is_accepted_streamed_and_finished_with_its_usage() {
     );
 
     // The same again: all but the last token comes from the cache, the answer is the same.
-    peer.submit(chat(
-        8,
-        r#"[{"role":"user","content":"What color is the sky?"}]"#,
-    ))
-    .await;
+    peer.submit(chat(8, &messages)).await;
     let (again, finished) = peer.text(8).await;
     assert_eq!(again, answer);
     let cached = finished.usage.unwrap().cached_tokens;
