@@ -7,13 +7,15 @@
 //!   worker: see a new open epoch ──> inside + 1 (only while open) ──> claim items ──> inside − 1
 //! ```
 //! The caller waits for the workers that came in, not for those that might have: a worker whose
-//! core is taken by somebody else delays nobody as long as it holds no item. Items are claimed one
-//! by one from a shared counter. Workers spin for [`SPIN`] after a job, then sleep.
+//! core is taken by somebody else delays nobody as long as it holds no item. Each thread has a run of
+//! items for its own, which it claims one by one, from the first on; who has none left takes from the
+//! others' ends. So a thread streams one stretch of a matrix, and its claims are its own cache's business.
+//! Workers spin for [`SPIN`] after a job, then sleep.
 
 use std::any::Any;
 use std::cell::UnsafeCell;
 use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
-use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
@@ -25,26 +27,77 @@ const SPIN: Duration = Duration::from_micros(50);
 const OPEN: u64 = 1 << 31;
 const INSIDE: u64 = OPEN - 1;
 
-/// One cache line per counter: the claim counter is written by everyone, all the time.
+/// A cache line (and the one that is fetched with it) of its own: others are not slowed by its writes.
 #[repr(align(128))]
 struct OwnLine<T>(T);
+
+/// First of the items of a thread; those of the next end them.
+fn first_item(items: usize, threads: usize, thread: usize) -> usize {
+    thread * (items / threads) + thread.min(items % threads)
+}
+
+/// The place of an item if the threads' first items came first, then their second ones, and so on.
+pub(crate) fn dealt(item: usize, items: usize, threads: usize) -> usize {
+    let (each, more) = (items / threads, items % threads);
+    // The first `more` threads have one more.
+    let in_longer = item < more * (each + 1);
+    let (thread, k) = match in_longer {
+        true => (item / (each + 1), item % (each + 1)),
+        false => ((item - more) / each, (item - more) % each),
+    };
+    k * threads + thread
+}
+
+/// What is left of a thread's items, as (first, end), 32 bits each.
+struct Share(AtomicU64);
+
+impl Share {
+    fn set(&self, first: usize, end: usize) {
+        let packed = (first as u64) << 32 | end as u64;
+        self.0.store(packed, Ordering::Relaxed);
+    }
+
+    /// The first that is left, or the last.
+    fn claim(&self, from_end: bool) -> Option<usize> {
+        let mut now = self.0.load(Ordering::Relaxed);
+        loop {
+            let (first, end) = (now >> 32, now & 0xffff_ffff);
+            if first >= end {
+                return None;
+            }
+            let (claimed, left) = match from_end {
+                true => (end - 1, now - 1),
+                false => (first, now + (1 << 32)),
+            };
+            let (success, failure) = (Ordering::Relaxed, Ordering::Relaxed);
+            match self.0.compare_exchange_weak(now, left, success, failure) {
+                Ok(_) => return Some(claimed as usize),
+                Err(other) => now = other,
+            }
+        }
+    }
+}
 
 #[derive(Clone, Copy)]
 struct Job {
     run: *const (dyn Fn(usize, usize) + Sync),
-    items: usize,
+}
+
+/// What a worker reads when it comes in, in one line.
+struct Door {
+    state: AtomicU64,
+    job: UnsafeCell<Job>,
 }
 
 struct Shared {
-    state: OwnLine<AtomicU64>,
-    next: OwnLine<AtomicUsize>,
-    job: UnsafeCell<Job>,
+    door: OwnLine<Door>,
+    shares: Box<[OwnLine<Share>]>,
     panic: Mutex<Option<Box<dyn Any + Send>>>,
     asleep: Box<[AtomicBool]>,
     stop: AtomicBool,
 }
 
-// SAFETY: `job` is written by the dispatching caller only while no worker is inside (closed and
+// SAFETY: the job is written by the dispatching caller only while no worker is inside (closed and
 // inside = 0) and read by workers only while inside; its closure is Sync and outlives the time
 // workers are inside.
 unsafe impl Send for Shared {}
@@ -68,12 +121,13 @@ impl Pool {
     pub(crate) fn new(threads: usize) -> std::io::Result<Self> {
         let workers = threads.saturating_sub(1);
         let shared = Arc::new(Shared {
-            state: OwnLine(AtomicU64::new(0)),
-            next: OwnLine(AtomicUsize::new(0)),
-            job: UnsafeCell::new(Job {
-                run: &nothing,
-                items: 0,
+            door: OwnLine(Door {
+                state: AtomicU64::new(0),
+                job: UnsafeCell::new(Job { run: &nothing }),
             }),
+            shares: (0..threads)
+                .map(|_| OwnLine(Share(AtomicU64::new(0))))
+                .collect(),
             panic: Mutex::new(None),
             asleep: (0..workers).map(|_| AtomicBool::new(false)).collect(),
             stop: AtomicBool::new(false),
@@ -118,13 +172,18 @@ impl Pool {
         // SAFETY: only the lifetime of the reference is erased; workers use it only while inside,
         // and this function does not return before the last one has left.
         let run: *const (dyn Fn(usize, usize) + Sync) = unsafe { std::mem::transmute(run) };
-        let job = Job { run, items };
+        let job = Job { run };
+        let door = &shared.door.0;
         // SAFETY: the last dispatch closed the job and waited until nobody was inside.
-        unsafe { *shared.job.get() = job };
-        shared.next.0.store(0, Ordering::Relaxed);
-        let epoch = shared.state.0.load(Ordering::Relaxed) >> 32;
+        unsafe { *door.job.get() = job };
+        let threads = self.threads();
+        for (thread, share) in shared.shares.iter().enumerate() {
+            let first = |thread| first_item(items, threads, thread);
+            share.0.set(first(thread), first(thread + 1));
+        }
+        let epoch = door.state.load(Ordering::Relaxed) >> 32;
         let opened = (epoch.wrapping_add(1) << 32) | OPEN;
-        shared.state.0.store(opened, Ordering::SeqCst);
+        door.state.store(opened, Ordering::SeqCst);
         // Pairs with the sleeper: it sets `asleep`, then looks at `state`; here the other way round.
         for (worker, asleep) in self.workers.iter().zip(&shared.asleep).take(items - 1) {
             if asleep.load(Ordering::SeqCst) && asleep.swap(false, Ordering::SeqCst) {
@@ -162,17 +221,17 @@ impl Shared {
             // SAFETY: the closure lives until the dispatch that opened this job returns, and that
             // waits for us.
             let run = unsafe { &*job.run };
-            loop {
-                let item = self.next.0.fetch_add(1, Ordering::Relaxed);
-                if item >= job.items {
-                    break;
+            let threads = self.shares.len();
+            for step in 0..threads {
+                let of = (thread + step) % threads;
+                while let Some(item) = self.shares[of].0.claim(step > 0) {
+                    run(thread, item);
                 }
-                run(thread, item);
             }
         }));
         if let Err(payload) = claimed {
             // What is left would be thrown away: let everybody finish.
-            self.next.0.store(job.items, Ordering::Relaxed);
+            self.shares.iter().for_each(|share| share.0.set(0, 0));
             self.panic
                 .lock()
                 .unwrap_or_else(PoisonError::into_inner)
@@ -182,7 +241,7 @@ impl Shared {
 
     /// Lets nobody in any more and waits until the last worker is out.
     fn close(&self) {
-        let mut inside = self.state.0.fetch_and(!OPEN, Ordering::AcqRel) & INSIDE;
+        let mut inside = self.door.0.state.fetch_and(!OPEN, Ordering::AcqRel) & INSIDE;
         let mut spins = 0u32;
         while inside > 0 {
             spins += 1;
@@ -192,7 +251,7 @@ impl Shared {
                 // Somebody else's thread has the worker's core: give ours, too, to get it back.
                 std::thread::yield_now();
             }
-            inside = self.state.0.load(Ordering::Acquire) & INSIDE;
+            inside = self.door.0.state.load(Ordering::Acquire) & INSIDE;
         }
     }
 
@@ -201,9 +260,9 @@ impl Shared {
         while let Some(epoch) = self.wait_for_job(index, seen) {
             seen = epoch;
             // SAFETY: we are inside: the job is not written until we leave.
-            let job = unsafe { *self.job.get() };
+            let job = unsafe { *self.door.0.job.get() };
             self.claim_items(index + 1, job);
-            self.state.0.fetch_sub(1, Ordering::Release);
+            self.door.0.state.fetch_sub(1, Ordering::Release);
         }
     }
 
@@ -224,7 +283,7 @@ impl Shared {
                 continue;
             }
             self.asleep[index].store(true, Ordering::SeqCst);
-            let state = self.state.0.load(Ordering::SeqCst);
+            let state = self.door.0.state.load(Ordering::SeqCst);
             let news = state & OPEN != 0 && state >> 32 != seen;
             if !news && !self.stop.load(Ordering::SeqCst) {
                 std::thread::park();
@@ -235,11 +294,11 @@ impl Shared {
     }
 
     fn enter(&self, seen: u64) -> Option<u64> {
-        let state = self.state.0.load(Ordering::Acquire);
+        let state = self.door.0.state.load(Ordering::Acquire);
         if state & OPEN == 0 || state >> 32 == seen {
             return None;
         }
-        let entered = self.state.0.compare_exchange_weak(
+        let entered = self.door.0.state.compare_exchange_weak(
             state,
             state + 1,
             Ordering::AcqRel,
@@ -251,6 +310,8 @@ impl Shared {
 
 #[cfg(test)]
 mod tests {
+    use std::sync::atomic::AtomicUsize;
+
     use super::*;
 
     #[test]
@@ -268,6 +329,41 @@ mod tests {
                 );
             }
         }
+    }
+
+    #[test]
+    fn items_are_dealt_to_the_threads_in_turn() {
+        for (items, threads) in [(1, 2), (2, 3), (7, 2), (8, 3), (9, 3), (100, 7)] {
+            let place = |item| dealt(item, items, threads);
+            let mut places: Vec<usize> = (0..items).map(place).collect();
+            for thread in 0..threads {
+                let share =
+                    first_item(items, threads, thread)..first_item(items, threads, thread + 1);
+                let expected: Vec<usize> = (thread..items).step_by(threads).collect();
+                assert_eq!(
+                    places[share], expected,
+                    "{items} items, thread {thread} of {threads}"
+                );
+            }
+            places.sort_unstable();
+            assert!(places.iter().copied().eq(0..items));
+        }
+    }
+
+    #[test]
+    fn who_is_done_takes_what_others_have_left() {
+        let pool = Pool::new(2).unwrap();
+        let done = AtomicUsize::new(0);
+        pool.for_each(64, |item| {
+            let deadline = Instant::now() + Duration::from_secs(10);
+            // The first one holds its thread until all the others are done, those of its own share too.
+            while item == 0 && done.load(Ordering::Relaxed) < 63 {
+                assert!(Instant::now() < deadline, "the others are not done");
+                std::thread::yield_now();
+            }
+            done.fetch_add(1, Ordering::Relaxed);
+        });
+        assert_eq!(done.load(Ordering::Relaxed), 64);
     }
 
     #[test]

@@ -6,6 +6,7 @@ use crate::generic::attention::{
     CHUNK_KEYS, MAX_GROUPS, MAX_PAIRS, PairGroup, Seen, partial_len, scratch_len,
 };
 use crate::kv::{HEAD_DIM_MAX, KvStore, PAGE_TOKENS};
+use crate::pool::dealt;
 use crate::table::{Chunk, KernelTable, Merge};
 
 /// Consecutive queries of one sequence.
@@ -127,8 +128,9 @@ impl Cpu {
             }
         };
         self.pool.for_each_on(plan.items.len(), |thread, index| {
-            // Later queries see more: the longest items first, so that threads end together.
-            let item = &plan.items[plan.items.len() - 1 - index];
+            // Later queries see more: every thread begins with the longest items, so that all end together.
+            let place = dealt(index, plan.items.len(), self.threads());
+            let item = &plan.items[plan.items.len() - 1 - place];
             let own = memory.get().wrapping_add(thread * own_len);
             let partials = match item.shared {
                 Some(at) => memory.get().wrapping_add(shared_at + at),
