@@ -4,7 +4,7 @@ use rustix::{
     mm::{self, Advice, MapFlags, MprotectFlags, ProtFlags},
     param::page_size,
 };
-use std::{ffi::c_void, ptr::NonNull, sync::Arc};
+use std::{ffi::c_void, ops::Range, ptr::NonNull, sync::Arc};
 
 /// Why address space could not be reserved or memory committed.
 #[derive(Debug, thiserror::Error)]
@@ -46,6 +46,8 @@ pub struct Reservation {
     len: usize,
     /// Bytes from the start that are accessible, whole extents.
     accessible: usize,
+    /// Bytes from the start that are to be huge pages, whole extents.
+    huge: usize,
     /// Bytes from the start that have been made present; what is between the two comes when touched.
     present: usize,
 }
@@ -108,6 +110,7 @@ impl Reservation {
             start,
             len,
             accessible: 0,
+            huge: 0,
             present: 0,
         })
     }
@@ -143,36 +146,49 @@ impl Reservation {
     /// # Panics
     /// If `to` is more than was reserved.
     pub fn commit(&mut self, to: usize) -> Result<(), ReservationError> {
-        assert!(to <= self.len, "{to} of {} reserved bytes", self.len);
-        self.commit_extents(to)
-            .map_err(|source| ReservationError::Commit {
-                to,
-                bytes: self.len,
-                source: source.into(),
-            })
+        self.give_access(to)?;
+        self.populate(to)
+            .map_err(|source| self.not_committed(to, source))
     }
 
-    fn commit_extents(&mut self, to: usize) -> Result<(), Errno> {
-        while self.present < to {
-            let extent = self.present / EXTENT_BYTES * EXTENT_BYTES;
-            if self.accessible == extent {
-                let access = MprotectFlags::READ | MprotectFlags::WRITE;
-                // SAFETY: the extent lies inside our mapping; giving access to memory that nobody could
-                // access before breaks no borrow.
-                unsafe { mm::mprotect(self.at(extent), EXTENT_BYTES, access) }?;
-                self.accessible += EXTENT_BYTES;
+    /// Does of [`Reservation::commit`] what changes the address space and takes no memory. The kernel lets
+    /// nobody change it while somebody finds memory, and nobody find memory meanwhile: where several
+    /// reservations are committed at once, all are given access before.
+    ///
+    /// # Panics
+    /// If `to` is more than was reserved.
+    pub fn give_access(&mut self, to: usize) -> Result<(), ReservationError> {
+        assert!(to <= self.len, "{to} of {} reserved bytes", self.len);
+        let extents = to.next_multiple_of(EXTENT_BYTES);
+        if self.accessible < extents {
+            let (from, access) = (self.accessible, MprotectFlags::READ | MprotectFlags::WRITE);
+            // SAFETY: the extents lie inside our mapping; giving access to memory that nobody could
+            // access before breaks no borrow.
+            unsafe { mm::mprotect(self.at(from), extents - from, access) }
+                .map_err(|source| self.not_committed(to, source))?;
+            self.accessible = extents;
+            if to < EXTENT_BYTES {
+                self.advise(0..extents, Advice::LinuxNoHugepage);
             }
-            let small = to < EXTENT_BYTES;
-            let advice = match small {
-                true => Advice::LinuxNoHugepage,
-                false => Advice::LinuxHugepage,
-            };
-            // SAFETY: advice changes no content. A refusal (no huge pages here) leaves ordinary ones:
-            // slower by a little, never wrong.
-            let _ = unsafe { mm::madvise(self.at(extent), EXTENT_BYTES, advice) };
-            let end = match small {
+        }
+        if self.huge < extents && to >= EXTENT_BYTES {
+            self.advise(self.huge..extents, Advice::LinuxHugepage);
+            self.huge = extents;
+        }
+        Ok(())
+    }
+
+    fn advise(&mut self, range: Range<usize>, advice: Advice) {
+        // SAFETY: the range is ours, and advice changes no content. A refusal (no huge pages here) leaves
+        // ordinary ones: slower by a little, never wrong.
+        let _ = unsafe { mm::madvise(self.at(range.start), range.len(), advice) };
+    }
+
+    fn populate(&mut self, to: usize) -> Result<(), Errno> {
+        while self.present < to {
+            let end = match to < EXTENT_BYTES {
                 true => to.next_multiple_of(page_size()),
-                false => extent + EXTENT_BYTES,
+                false => (self.present / EXTENT_BYTES + 1) * EXTENT_BYTES,
             };
             let bytes = end - self.present;
             // SAFETY: the range is accessible and ours; touching it changes no content.
@@ -183,6 +199,14 @@ impl Reservation {
             }
         }
         Ok(())
+    }
+
+    fn not_committed(&self, to: usize, source: Errno) -> ReservationError {
+        ReservationError::Commit {
+            to,
+            bytes: self.len,
+            source: source.into(),
+        }
     }
 
     /// Gives back the memory of all extents beyond the first `to` bytes; their content is lost.
@@ -204,6 +228,7 @@ impl Reservation {
             source: source.into(),
         })?;
         self.accessible = kept;
+        self.huge = self.huge.min(kept);
         self.present = self.present.min(kept);
         Ok(())
     }

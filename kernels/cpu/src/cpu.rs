@@ -144,6 +144,11 @@ impl Cpu {
         self.pool.threads()
     }
 
+    /// Runs `run(item)` for 0..items on all threads, as an op.
+    pub(crate) fn for_each(&self, items: usize, run: impl Fn(usize) + Sync) {
+        self.pool.for_each(items, run);
+    }
+
     fn workspace(&self) -> MutexGuard<'_, Workspace> {
         // After a panic in an op the content is as undefined as ever: nothing to protect.
         self.workspace

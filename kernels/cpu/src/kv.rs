@@ -1,12 +1,13 @@
 mod loan;
 
-use std::sync::Arc;
+use std::sync::{Arc, Mutex, PoisonError};
 
 use thiserror::Error;
 use vitriol_kernels_core::kv::Rotation;
 use vitriol_kernels_core::{KvCodec, KvHeads, bytes_per_token};
 use vitriol_shm::{EXTENT_BYTES, Reservation, ReservationError};
 
+use crate::cpu::Cpu;
 use crate::generic::attention::{CHUNK_PAGES, ChunkView};
 use crate::generic::kv_write::HeadWrite;
 use loan::Loans;
@@ -197,6 +198,12 @@ impl KvStore {
         self.shape.bytes_per_page()
     }
 
+    /// Ranges of memory that a page is spread over: one for each layer and side.
+    #[must_use]
+    pub fn tensors(&self) -> usize {
+        2 * self.tensors.len()
+    }
+
     /// Bytes of memory committed, whole extents.
     #[must_use]
     pub fn bytes_committed(&self) -> usize {
@@ -212,14 +219,39 @@ impl KvStore {
     /// Errors: beyond the reservation, or the system refuses memory; the watermark then stays,
     /// extents already committed are kept for the next try
     pub fn commit(&mut self, pages: usize) -> Result<(), KvError> {
-        if pages > self.shape.pages {
-            return Err(KvError::Reserved {
-                pages,
-                reserved: self.shape.pages,
-            });
-        }
+        self.check_reserved(pages)?;
         for (tensor, bytes) in sides_mut(&mut self.tensors, self.shape, pages) {
             tensor.commit(bytes)?;
+        }
+        self.pages = self.pages.max(pages);
+        Ok(())
+    }
+
+    /// As [`KvStore::commit`], on all threads of `device`: memory that the machine has to find for many pages
+    /// comes the sooner, which a virtual one may have to ask its host for.
+    ///
+    /// Errors: as [`KvStore::commit`]
+    pub fn commit_on(&mut self, device: &Cpu, pages: usize) -> Result<(), KvError> {
+        self.check_reserved(pages)?;
+        let mut lacking = Vec::new();
+        for (tensor, bytes) in sides_mut(&mut self.tensors, self.shape, pages) {
+            if tensor.committed_bytes() < bytes {
+                tensor.give_access(bytes)?;
+                lacking.push(Mutex::new((tensor, bytes, Ok(()))));
+            }
+        }
+        device.for_each(lacking.len(), |index| {
+            let mut lacking = lacking[index]
+                .lock()
+                .unwrap_or_else(PoisonError::into_inner);
+            let (tensor, bytes, outcome) = &mut *lacking;
+            *outcome = tensor.commit(*bytes);
+        });
+        for lacking in lacking {
+            lacking
+                .into_inner()
+                .unwrap_or_else(PoisonError::into_inner)
+                .2?;
         }
         self.pages = self.pages.max(pages);
         Ok(())
@@ -328,6 +360,14 @@ impl KvStore {
     pub(crate) fn check_writable(&self, page: u32) {
         self.check_committed(page);
         self.loans.check_writable(page);
+    }
+
+    fn check_reserved(&self, pages: usize) -> Result<(), KvError> {
+        let reserved = self.shape.pages;
+        match pages <= reserved {
+            true => Ok(()),
+            false => Err(KvError::Reserved { pages, reserved }),
+        }
     }
 
     fn check_committed(&self, page: u32) {

@@ -1,4 +1,4 @@
-use vitriol_kernels_cpu::{KvCodec, KvError, KvShape, KvStore};
+use vitriol_kernels_cpu::{Cpu, KvCodec, KvError, KvShape, KvStore};
 
 const SHAPE: KvShape = KvShape {
     n_layers: 2,
@@ -80,6 +80,25 @@ fn a_watermark_raised_part_by_part_is_the_one_raised_at_once() {
         assert_eq!(of(&parts), of(&whole));
     }
     assert!(parts.commit_part(321).is_err());
+}
+
+#[test]
+fn a_watermark_raised_by_many_threads_is_the_one_raised_by_one() {
+    let device = Cpu::new(3, None).unwrap();
+    let [mut many, mut one] = [(); 2].map(|()| KvStore::new(SHAPE).unwrap());
+    for pages in [1, 2, 40, 39, 320] {
+        one.commit(pages).unwrap();
+        many.commit_on(&device, pages).unwrap();
+        let of = |kv: &KvStore| (kv.pages(), kv.bytes_committed());
+        assert_eq!(of(&many), of(&one));
+    }
+    for page in 0..320 {
+        many.zero_page(page);
+    }
+    assert!(matches!(
+        many.commit_on(&device, 321),
+        Err(KvError::Reserved { pages: 321, .. })
+    ));
 }
 
 #[test]
