@@ -95,7 +95,7 @@ impl Runner {
             .with_context(|| format!("load {}", path.display()))?;
         let pages = options.pages;
         let groups = model.kv_groups.len();
-        let kv = KvStores::new(&model, options.codecs, &vec![pages; groups])?;
+        let kv = KvStores::new(&model.kv_groups, options.codecs, &vec![pages; groups])?;
         let pages = (0..u32::try_from(pages)?).rev();
         Ok(Runner {
             activations: Activations::new(&model),

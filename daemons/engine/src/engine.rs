@@ -2,7 +2,9 @@
 
 use crate::{
     divergence::LastRequests,
+    forward::KvStores,
     kv::{KvCodecs, PAGE_TOKENS, tokens_within},
+    kv_ahead::KvAhead,
     metrics::EngineMetrics,
     model::{KvGroup, Model},
     scheduler::{Ownership, Reservations, StepBounds, StepMs},
@@ -118,13 +120,15 @@ pub enum EngineError {
 
 impl Engine {
     /// Sets up KV and starts the step thread. `limits.context_tokens` becomes what one request can
-    /// really use: no more than the pool holds.
+    /// really use: no more than the pool holds. `kv`: for these limits' codecs and pages, where memory for them
+    /// has been looked for before.
     pub fn start(
         model: Arc<Model>,
         language: Option<Language>,
         mut limits: EngineLimits,
         metrics: EngineMetrics,
         heartbeat: Heartbeat,
+        kv: Option<KvAhead>,
     ) -> Result<Self, EngineError> {
         let pages = limits.pages.clone();
         if pages.contains(&0) {
@@ -176,13 +180,19 @@ impl Engine {
         let shares = limits.kv_shares.iter();
         let shares = shares.map(|(tenant, &share)| (tenant.as_str(), share));
         let reservations = Reservations::new(shares, &pages);
+        let kv = match kv {
+            Some(ahead) => ahead.finish(),
+            None => {
+                KvStores::new(&model.kv_groups, limits.codecs, &pages).map_err(StartError::from)?
+            }
+        };
         let step_limits = StepLimits {
             sequences_max: limits.sequences_max,
             queue_max: limits.queue_max,
             bounds,
             step_ms: limits.step_ms,
             reservations: reservations.clone(),
-            codecs: limits.codecs,
+            eog,
             speculation: limits.speculation,
             pages,
         };
@@ -194,7 +204,7 @@ impl Engine {
         let last_requests = Arc::<LastRequests>::default();
         let step = StepThread::start(
             Arc::clone(&model),
-            eog,
+            kv,
             step_limits,
             metrics.clone(),
             heartbeat,

@@ -5,8 +5,9 @@ use crate::{
     model::{KvGroup, KvLayer, Latent, LayerInputRows, Model, Routed, Tap},
 };
 use vitriol_kernels_cpu::{
-    AttentionRun, KvError, KvPlace, KvStore, PageFill, PageRead, RopeAngles,
+    AttentionRun, Cpu, KvError, KvPlace, KvStore, PageFill, PageRead, RopeAngles,
 };
+use vitriol_shm::EXTENT_BYTES;
 
 /// Memory of pages that an idle engine keeps ready: a page's has to be found for every layer, which takes as
 /// long as some tokens.
@@ -29,8 +30,9 @@ struct GroupStore {
 }
 
 impl KvStores {
-    /// Address space for `pages` pages of each group; memory comes with [`Self::prepare_page`].
-    pub fn new(model: &Model, codecs: KvCodecs, pages: &[usize]) -> Result<Self, KvError> {
+    /// Address space for `pages` pages of each of a model's `groups`; memory comes with
+    /// [`Self::prepare_page`].
+    pub fn new(groups: &[KvGroup], codecs: KvCodecs, pages: &[usize]) -> Result<Self, KvError> {
         let store = |(group, &pages): (&KvGroup, &usize)| {
             Ok(GroupStore {
                 store: KvStore::new(group.shape(codecs, pages))?,
@@ -39,7 +41,7 @@ impl KvStores {
                 pages,
             })
         };
-        let groups = model.kv_groups.iter().zip(pages).map(store);
+        let groups = groups.iter().zip(pages).map(store);
         Ok(Self {
             groups: groups.collect::<Result<_, KvError>>()?,
         })
@@ -79,6 +81,39 @@ impl KvStores {
                 Some(Err(_)) | None => false,
             }
         })
+    }
+
+    /// Finds some memory for the first `pages` of each group, no more than an extent of a tensor or two; false
+    /// where all have theirs, or the system has none: whoever needs a page hears of that.
+    pub fn commit_part(&mut self, pages: &[usize]) -> bool {
+        self.groups.iter_mut().zip(pages).any(|(group, &pages)| {
+            if group.committed >= pages {
+                return false;
+            }
+            let of_tensor = group.store.bytes_per_page() / group.store.tensors();
+            let next = group.committed + (EXTENT_BYTES / of_tensor).max(1);
+            let next = next.min(pages);
+            match group.store.commit_part(next) {
+                Ok(is_whole) => {
+                    if is_whole {
+                        group.committed = next;
+                    }
+                    true
+                }
+                Err(_) => false,
+            }
+        })
+    }
+
+    /// Finds memory for pages that are about to be filled, those of a group up to `last`, on all threads of
+    /// `device`. Errors: the system has none; each page can still be tried for.
+    pub fn commit_on(&mut self, device: &Cpu, group: usize, last: u32) -> Result<(), KvError> {
+        let (group, pages) = (&mut self.groups[group], last as usize + 1);
+        if pages > group.committed {
+            group.store.commit_on(device, pages)?;
+            group.committed = pages;
+        }
+        Ok(())
     }
 
     /// Makes a page that was just allocated usable, with the content of another.

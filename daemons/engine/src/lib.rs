@@ -12,6 +12,7 @@ pub mod engine;
 pub mod forward;
 pub mod generate;
 pub mod kv;
+pub mod kv_ahead;
 pub mod load;
 pub mod metrics;
 pub mod model;

@@ -3,6 +3,7 @@
 use crate::{
     engine::{Engine, EngineError, EngineLimits, Language},
     generate::GenerationRequest,
+    kv_ahead::KvAhead,
     metrics::EngineMetrics,
     model::{Hyperparameters, KvGroup, LoadPhase, LoadProgress, Model, ModelError},
     panels::{CacheError, ModelDigest, PanelCache, digest_model},
@@ -65,7 +66,7 @@ pub enum Repack {
 }
 
 /// Opens `file` and reads its weights for `threads` threads and `isa` (`None`: the best there is), for the
-/// context that `context_tokens` chooses; 0 stands for the one the model was trained for.
+/// context that `context_tokens` chooses before they are read; 0 stands for the one the model was trained for.
 pub fn load(
     file: &Path,
     threads: usize,
@@ -309,14 +310,16 @@ fn read_language(gguf: &Gguf) -> Result<Option<Language>, LoadError> {
     Ok(Some(Language::new(tokenizer, template)))
 }
 
-/// Starts the step thread and proves with one real token that it computes.
+/// Starts the step thread, `kv` as with [`Engine::start`], and proves with one real token that it computes.
 pub fn start(
     loaded: Loaded,
     limits: EngineLimits,
     metrics: EngineMetrics,
     heartbeat: Heartbeat,
+    kv: Option<KvAhead>,
 ) -> Result<Engine, LoadError> {
-    let engine = Engine::start(loaded.model, loaded.language, limits, metrics, heartbeat)?;
+    let (model, language) = (loaded.model, loaded.language);
+    let engine = Engine::start(model, language, limits, metrics, heartbeat, kv)?;
     let test = GenerationRequest {
         session_id: "".into(),
         prompt: vec![0],

@@ -20,7 +20,7 @@ pub use snapshot::{SlotSnapshot, SlotState, Snapshot, SnapshotCell};
 use crate::{
     divergence::LastRequests,
     forward::{Activations, Batch, KvStores, forward_tapped},
-    kv::{FullBlock, KvCodecs, PAGE_TOKENS},
+    kv::{FullBlock, PAGE_TOKENS},
     metrics::EngineMetrics,
     model::{KvGroup, Model, Tap},
     sampler::Sampler,
@@ -68,7 +68,8 @@ pub struct StepLimits {
     pub bounds: StepBounds,
     pub step_ms: StepMs,
     pub reservations: Reservations,
-    pub codecs: KvCodecs,
+    /// Ids that end a generation.
+    pub eog: Vec<u32>,
     pub speculation: Speculation,
     /// Pages of each KV group.
     pub pages: Vec<usize>,
@@ -101,18 +102,17 @@ struct Shared {
 }
 
 impl StepThread {
-    /// Starts the thread. `eog`: ids that end a generation; `desk`: of the KV tier, if there is to be one;
-    /// `last_requests`: where the tokens of requests that end go.
+    /// Starts the thread. `desk`: of the KV tier, if there is to be one; `last_requests`: where the tokens of
+    /// requests that end go.
     pub fn start(
         model: Arc<Model>,
-        eog: Vec<u32>,
+        kv: KvStores,
         limits: StepLimits,
         metrics: EngineMetrics,
         heartbeat: Heartbeat,
         desk: Option<Arc<Desk>>,
         last_requests: Arc<LastRequests>,
     ) -> Result<Self, StartError> {
-        let kv = KvStores::new(&model, limits.codecs, &limits.pages)?;
         let (inbox, submitted) = sync_channel(limits.queue_max.max(1));
         let shared = Arc::new(Shared {
             stop: AtomicBool::new(false),
@@ -148,7 +148,7 @@ impl StepThread {
                     act: Activations::new(&model),
                     model,
                     kv,
-                    eog,
+                    eog: limits.eog,
                     metrics,
                     heartbeat,
                     shared: for_loop,
@@ -409,6 +409,13 @@ impl StepLoop {
         let Some(desk) = &self.desk else { return };
         for order in self.roster.take_fills(Instant::now()) {
             let (mut blocks, mut fills) = (order.stored.blocks, Vec::new());
+            for group in 0..self.model.kv_groups.len() {
+                let of_group = order.pages.iter().filter(|(place, _)| place.group == group);
+                if let Some(last) = of_group.map(|&(_, page)| page).max() {
+                    // Where there is not so much memory, some pages may still get theirs.
+                    let _ = self.kv.commit_on(&self.model.device, group, last);
+                }
+            }
             for (place, page) in order.pages {
                 let found = blocks[place.group][place.block].take();
                 // Without memory for it the page is not filled, and whoever computes it hears why.

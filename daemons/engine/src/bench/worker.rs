@@ -82,6 +82,7 @@ impl Worker {
             limits,
             EngineMetrics::default(),
             Heartbeat::silent(),
+            None,
         )?;
         let load_s = began.elapsed().as_secs_f64();
         let work = model.work(needs.codecs);

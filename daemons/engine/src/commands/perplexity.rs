@@ -152,7 +152,7 @@ impl<'a> Scorer<'a> {
         let capacity = vec![pages.len(); model.kv_groups.len()];
         Ok(Self {
             model,
-            kv: KvStores::new(model, codecs, &capacity)?,
+            kv: KvStores::new(&model.kv_groups, codecs, &capacity)?,
             activations: Activations::new(model),
             pages,
         })

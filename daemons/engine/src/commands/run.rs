@@ -111,7 +111,7 @@ fn complete(args: RunArgs, environment: &Environment) -> anyhow::Result<()> {
         tier: None,
     };
     let heartbeat = Heartbeat::silent();
-    let engine = start(loaded, limits, EngineMetrics::default(), heartbeat)?;
+    let engine = start(loaded, limits, EngineMetrics::default(), heartbeat, None)?;
     let n_prompt = prompt.len();
     let sampling = Sampling {
         temperature: args.temperature,

@@ -2,6 +2,7 @@ use super::{repack, threads};
 use crate::{
     engine::{Engine, EngineError, EngineLimits},
     kv::{KvCodecs, PAGE_TOKENS, PagePlan},
+    kv_ahead::KvAhead,
     load::{LoadError, Repack, load, load_for_tier, start, with_causes},
     metrics::EngineMetrics,
     model::{Hyperparameters, KvGroup, LoadProgress},
@@ -12,6 +13,7 @@ use crate::{
     tier::TierPlace,
 };
 use std::{
+    cell::OnceCell,
     collections::BTreeMap,
     io::ErrorKind,
     path::{Path, PathBuf},
@@ -300,7 +302,16 @@ fn bring_up(config: Config, daemon: &Daemon) -> Result<Serving, Failure> {
         step_tokens: config.limits.step_tokens(),
     };
     // Rotations are made for the context that requests can really have.
-    let context = |hyper: &Hyperparameters, groups: &[KvGroup]| plan(hyper).context_within(groups);
+    let may_come_back = config.limits.tier.is_some();
+    let kv_ahead = OnceCell::new();
+    let context = |hyper: &Hyperparameters, groups: &[KvGroup]| {
+        let plan = plan(hyper);
+        if may_come_back {
+            // Why it cannot be done is heard where it has to be.
+            kv_ahead.get_or_init(|| KvAhead::begin(groups, &plan).ok());
+        }
+        plan.context_within(groups)
+    };
     let (model, threads, isa, repack) = (&config.model, config.threads, config.isa, &config.repack);
     let loaded = match config.limits.tier {
         Some(_) => load_for_tier(model, threads, isa, repack, context, &mut report),
@@ -322,7 +333,8 @@ fn bring_up(config: Config, daemon: &Daemon) -> Result<Serving, Failure> {
         pages: plan(&loaded.model.hyper).pages(&loaded.model.kv_groups),
         ..config.limits
     };
-    let engine = start(loaded, limits, metrics, daemon.heartbeat.clone())
+    let kv_ahead = kv_ahead.into_inner().flatten();
+    let engine = start(loaded, limits, metrics, daemon.heartbeat.clone(), kv_ahead)
         .map_err(|error| failure(&error))?;
     if !engine.wait_for_tier(FIRST_ATTACH) {
         tracing::warn!("kvtier is not there yet: until it is, every prompt is computed");

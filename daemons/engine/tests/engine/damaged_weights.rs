@@ -47,7 +47,7 @@ fn start_engine(file: &Path, metrics: EngineMetrics) -> Result<Engine, LoadError
         queue_max: 4,
         ..limits(&[32])
     };
-    start(loaded, limits, metrics, Heartbeat::silent())
+    start(loaded, limits, metrics, Heartbeat::silent(), None)
 }
 
 fn request(token: u32) -> GenerationRequest {

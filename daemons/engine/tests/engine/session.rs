@@ -65,6 +65,7 @@ fn started() -> Arc<Engine> {
             limits,
             EngineMetrics::default(),
             Heartbeat::silent(),
+            None,
         )
         .unwrap(),
     )
@@ -94,6 +95,7 @@ fn small_engine() -> Arc<Engine> {
             limits,
             EngineMetrics::default(),
             Heartbeat::silent(),
+            None,
         )
         .unwrap(),
     )

@@ -38,7 +38,7 @@ fn engine_of(model: &str, codec: KvCodec, pages: &[usize], speculation: Speculat
         ..limits(pages)
     };
     let (metrics, heartbeat) = (EngineMetrics::default(), Heartbeat::silent());
-    Engine::start(loaded.model, None, limits, metrics, heartbeat).unwrap()
+    Engine::start(loaded.model, None, limits, metrics, heartbeat, None).unwrap()
 }
 
 /// The same engine without drafts and with them.

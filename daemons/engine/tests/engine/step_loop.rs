@@ -9,8 +9,10 @@ use std::{
 use vitriol_chassis::Heartbeat;
 use vitriol_engine::{
     engine::{Engine, EngineLimits},
+    forward::KvStores,
     generate::{Generation, GenerationRequest},
-    kv::{PAGE_TOKENS, PromptBlocks},
+    kv::{KvCodecs, PAGE_TOKENS, PagePlan, PromptBlocks},
+    kv_ahead::KvAhead,
     load::{Repack, load},
     metrics::EngineMetrics,
     model::Model,
@@ -42,6 +44,7 @@ fn engine(limits: EngineLimits) -> Engine {
         limits,
         EngineMetrics::default(),
         Heartbeat::silent(),
+        None,
     )
     .unwrap()
 }
@@ -348,6 +351,7 @@ fn a_tokenizer_with_more_tokens_than_the_embedding_has_rows_is_refused() {
         limits(&[8]),
         EngineMetrics::default(),
         Heartbeat::silent(),
+        None,
     )
     .unwrap_err();
     assert!(error.to_string().contains("only 384 rows"), "{error}");
@@ -374,4 +378,51 @@ fn an_idle_engine_finds_memory_before_anybody_needs_it() {
     .unwrap();
     assert_eq!(idle.generate(request).unwrap().finish(), expected);
     assert_eq!(idle.metrics.kv_committed.get(), all_three);
+}
+
+#[test]
+fn memory_found_ahead_is_that_of_the_same_pages_prepared_one_by_one() {
+    let model = model();
+    let [mut ahead, mut by_page] =
+        [(); 2].map(|()| KvStores::new(&model.kv_groups, KvCodecs::F32, &[400]).unwrap());
+    for first in [0, 3, 250, 250] {
+        while ahead.commit_part(&[first]) {}
+        for page in 0..first as u32 {
+            by_page.prepare_page(0, page).unwrap();
+        }
+        assert_eq!(ahead.bytes_committed(), by_page.bytes_committed());
+    }
+    ahead.commit_on(&model.device, 0, 399).unwrap();
+    for page in 0..400 {
+        ahead.prepare_page(0, page).unwrap();
+        by_page.prepare_page(0, page).unwrap();
+    }
+    assert_eq!(ahead.bytes_committed(), by_page.bytes_committed());
+}
+
+#[test]
+fn an_engine_that_gets_its_kv_from_the_load_answers_as_any() {
+    let model = model();
+    let plan = PagePlan {
+        codecs: KvCodecs::F32,
+        kv_bytes: 64 << 20,
+        context_tokens: 2048,
+        sequences_max: 16,
+        step_tokens: 128,
+    };
+    let limits = || limits(&plan.pages(&model.kv_groups));
+    let ahead = KvAhead::begin(&model.kv_groups, &plan).unwrap();
+    let (metrics, heartbeat) = (EngineMetrics::default(), Heartbeat::silent());
+    let loaded = Engine::start(
+        Arc::clone(&model),
+        None,
+        limits(),
+        metrics,
+        heartbeat,
+        Some(ahead),
+    )
+    .unwrap();
+    let request = request(1, 130, 20);
+    let expected = engine(limits()).generate(request.clone()).unwrap().finish();
+    assert_eq!(loaded.generate(request).unwrap().finish(), expected);
 }

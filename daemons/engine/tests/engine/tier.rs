@@ -192,7 +192,7 @@ fn engine(file: &str, pages: &[usize], tier: Option<TierPlace>) -> Engine {
         ..defaults
     };
     let (metrics, heartbeat) = (EngineMetrics::default(), Heartbeat::silent());
-    Engine::start(loaded.model, None, limits, metrics, heartbeat).unwrap()
+    Engine::start(loaded.model, None, limits, metrics, heartbeat, None).unwrap()
 }
 
 /// An engine that has found kvtier.

@@ -40,7 +40,7 @@ fn engine_of(
         ..defaults
     };
     let (metrics, heartbeat) = (EngineMetrics::default(), Heartbeat::silent());
-    Engine::start(loaded.model, None, limits, metrics, heartbeat).unwrap()
+    Engine::start(loaded.model, None, limits, metrics, heartbeat, None).unwrap()
 }
 
 fn request(seed: u32, prompt: u32, tokens_max: usize) -> GenerationRequest {
