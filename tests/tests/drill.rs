@@ -2,15 +2,18 @@
 //! the middle of prefill, decode, spill, restore and mirror writes. Every answer is byte for byte that of a
 //! house without a KV tier which nobody disturbs, and nothing that was stored is lost.
 //!
-//! 40 rounds of fixed seeds; with VITRIOL_TEST_FULL a thousand.
+//! 40 rounds of fixed seeds with full attention, and 10 in which engine and kvtier die with sliding windows; with
+//! VITRIOL_TEST_FULL 25 times as many.
 #![allow(
     clippy::unwrap_used,
     reason = "a test fails by panicking, in its functions too"
 )]
 
 use std::{
-    collections::BTreeMap,
-    fmt, thread,
+    collections::{BTreeMap, BTreeSet},
+    fmt,
+    path::PathBuf,
+    thread,
     time::{Duration, Instant},
 };
 
@@ -28,13 +31,12 @@ use vitriol_testkit::{
     House, Seed, Setup, eventually,
     house::{ENGINE, KVTIER, OOM_SHIELD, PERSIST},
     http::Client,
+    places::{self, wants_full_tests},
     process,
 };
 
 const SEED: u64 = 20_261_130;
 const WAIT: Duration = Duration::from_secs(60);
-/// Conversations that take turns; the engine's pages hold about two of them, the arena about three.
-const CONVERSATIONS: usize = 6;
 /// From so many tokens on all of a conversation is kept.
 const CONVERSATION_TOKENS: u64 = 1024;
 /// A conversation begins anew after so many turns.
@@ -47,6 +49,19 @@ const ANSWER_TOKENS: u32 = 24;
 const HOUSE: &str = "[engine.main]\nkv_bytes_max = '120 MiB'\n[kvtier]\nenabled = true\n\
                      arena_bytes = '128 MiB'\nslot_bytes = '768 KiB'";
 const UNDISTURBED: &str = "[kvtier]\nenabled = false";
+
+/// Of one model.
+struct Drill {
+    model: PathBuf,
+    seed: u64,
+    /// Conversations that take turns: more than the engine has pages for.
+    conversations: usize,
+    victims: &'static [&'static str],
+    rounds: usize,
+    /// Least kills of each victim, and in each phase.
+    per_victim: usize,
+    per_phase: usize,
+}
 
 const WORDS: [&str; 24] = [
     "river", "stone", "lantern", "seven", "quiet", "harbour", "copper", "winter", "letter",
@@ -275,7 +290,8 @@ impl fmt::Display for Counts {
             write!(f, "{:>13}", format!("{phase:?}"))?;
         }
         writeln!(f, "{:>7}", "all")?;
-        for victim in VICTIMS {
+        let killed: BTreeSet<_> = self.of.keys().map(|(victim, _)| *victim).collect();
+        for victim in killed {
             write!(f, "{victim:<20}")?;
             for phase in PHASES {
                 let count = |of: &BTreeMap<_, _>| of.get(&(victim, phase)).copied().unwrap_or(0);
@@ -298,49 +314,68 @@ impl fmt::Display for Counts {
 
 /// Who is killed when, round by round: each in turn, so that it has worked for a moment before it dies again, and in
 /// phases in random order.
-fn plan(rounds: usize, seed: &mut Seed) -> Vec<(&'static str, Phase)> {
-    let of_each = rounds / VICTIMS.len();
-    let phases = VICTIMS.map(|_| {
+fn plan(
+    victims: &'static [&'static str],
+    rounds: usize,
+    seed: &mut Seed,
+) -> Vec<(&'static str, Phase)> {
+    let of_each = rounds / victims.len();
+    let phases = victims.iter().map(|_| {
         let mut phases: Vec<_> = PHASES.into_iter().cycle().take(of_each).collect();
         seed.shuffle(&mut phases);
         phases
     });
+    let phases: Vec<_> = phases.collect();
     let round = |at: usize| {
-        VICTIMS
-            .iter()
-            .zip(&phases)
-            .map(move |(victim, of)| (*victim, of[at]))
+        let of_victims = victims.iter().zip(&phases);
+        of_victims.map(move |(victim, of)| (*victim, of[at]))
     };
     (0..of_each).flat_map(round).collect()
 }
 
 #[test]
 fn whoever_is_killed_when_conversations_go_on_as_if_nobody_had_been() {
-    #[expect(
-        clippy::disallowed_methods,
-        reason = "ops/test --full asks for the long one this way"
-    )]
-    let is_full = std::env::var_os("VITRIOL_TEST_FULL").is_some();
-    let (rounds, per_victim, per_phase) = if is_full {
-        (1000, 150, 100)
-    } else {
-        (40, 8, 5)
-    };
-    let mut seed = Seed::from(SEED);
-    let mut plan = plan(rounds, &mut seed);
-    // Some phases are over before they are seen: those rounds are made again, within reason.
-    let mut again = rounds / 2;
+    let times = if wants_full_tests() { 25 } else { 1 };
+    run(Drill {
+        model: places::default_model().unwrap(),
+        seed: SEED,
+        // The engine's pages hold about two of them, the arena about three.
+        conversations: 6,
+        victims: &VICTIMS,
+        rounds: 40 * times,
+        per_victim: if times > 1 { 150 } else { 8 },
+        per_phase: if times > 1 { 100 } else { 5 },
+    });
+    // Pages that a window has passed are gone from the engine while the conversation runs. The window of one
+    // conversation takes half of the engine's pages for windows.
+    run(Drill {
+        model: places::gemma().unwrap(),
+        seed: SEED + 2,
+        conversations: 3,
+        victims: &[ENGINE, KVTIER],
+        rounds: 10 * times,
+        per_victim: 4 * times,
+        per_phase: times,
+    });
+}
 
-    let undisturbed = House::start(&Setup::default().profile(UNDISTURBED)).unwrap();
-    let house = House::start(&Setup::default().profile(HOUSE)).unwrap();
+fn run(drill: Drill) {
+    let mut seed = Seed::from(drill.seed);
+    let mut plan = plan(drill.victims, drill.rounds, &mut seed);
+    // Some phases are over before they are seen: those rounds are made again, within reason.
+    let mut again = drill.rounds / 2;
+
+    let setup = Setup::default().model(drill.model);
+    let undisturbed = House::start(&setup.clone().profile(UNDISTURBED)).unwrap();
+    let house = House::start(&setup.profile(HOUSE)).unwrap();
     let mut eyes = Eyes::on(&house);
     eyes.until_attached();
-    let mut conversations: Vec<_> = (0..CONVERSATIONS).map(Conversation::new).collect();
-    let (mut counts, mut next, mut begun) = (Counts::default(), 0, CONVERSATIONS);
+    let mut conversations: Vec<_> = (0..drill.conversations).map(Conversation::new).collect();
+    let (mut counts, mut next, mut begun) = (Counts::default(), 0, drill.conversations);
 
     while let Some((victim, phase)) = plan.pop() {
         let conversation = &mut conversations[next];
-        next = (next + 1) % CONVERSATIONS;
+        next = (next + 1) % drill.conversations;
         if conversation.turns() == TURNS {
             *conversation = Conversation::new(begun);
             begun += 1;
@@ -386,11 +421,15 @@ fn whoever_is_killed_when_conversations_go_on_as_if_nobody_had_been() {
         }
     }
     eprintln!("{counts}");
-    for victim in VICTIMS {
-        assert!(counts.of_victim(victim) >= per_victim, "{victim}: {counts}");
+    for &victim in drill.victims {
+        let killed = counts.of_victim(victim);
+        assert!(killed >= drill.per_victim, "{victim}: {counts}");
     }
     for phase in PHASES {
-        assert!(counts.of_phase(phase) >= per_phase, "{phase:?}: {counts}");
+        assert!(
+            counts.of_phase(phase) >= drill.per_phase,
+            "{phase:?}: {counts}"
+        );
     }
     nothing_is_lost(&house, &undisturbed, &mut eyes, conversations);
 }
