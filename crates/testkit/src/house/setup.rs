@@ -19,6 +19,7 @@ pub struct Setup {
     profile: String,
     listen: Option<String>,
     stdout_full: bool,
+    environment: Vec<(&'static str, PathBuf)>,
 }
 
 impl Setup {
@@ -50,6 +51,13 @@ impl Setup {
     #[must_use]
     pub fn stdout_full(mut self) -> Setup {
         self.stdout_full = true;
+        self
+    }
+
+    /// Sets a variable of its environment, which its daemons inherit, to a path.
+    #[must_use]
+    pub fn variable(mut self, name: &'static str, path: &Path) -> Setup {
+        self.environment.push((name, path.to_owned()));
         self
     }
 
@@ -104,6 +112,7 @@ impl Setup {
             false => out.try_clone().context("share the log")?,
         };
         Setup::vitriol(directory)?
+            .envs(self.environment.iter().map(|(name, path)| (name, path)))
             .arg("up")
             .args(["--listen", self.listen()])
             .arg("--model")
