@@ -360,6 +360,32 @@ fn a_disk_that_is_read_only_and_then_is_not() {
     talk.has_all_on_disk();
 }
 
+/// As when a disk is unplugged and comes back: what has files open on it keeps the old mount.
+#[test]
+fn a_disk_that_another_takes_the_place_of() {
+    let Some(disk) = Tmpfs::mount("a disk that is mounted anew", 256 << 20) else {
+        return;
+    };
+    let mut talk = Talk::start(Setup::default(), disk.path());
+    talk.turn();
+    talk.until_stored();
+    let copy = tempfile::tempdir().unwrap();
+    let [old, new] = [disk.path(), copy.path()].map(|path| path.to_str().unwrap());
+    command("cp", &["--archive", &format!("{old}/kv"), new]);
+    command("umount", &["--lazy", old]);
+    command("mount", &["--bind", new, old]);
+    talk.turn();
+    let resumed = || (talk.said(RESUMED).len() == 1).then_some(());
+    eventually(WAIT, RESUMED, resumed).unwrap();
+    assert_eq!(talk.metric(MIRROR_UP), Some(1.0));
+    let [lost] = &talk.said(LOST)[..] else {
+        panic!("{}", talk.log());
+    };
+    assert!(lost.contains("another disk is in its place"), "{lost}");
+    talk.turn();
+    talk.has_all_on_disk();
+}
+
 #[test]
 fn a_disk_that_breaks_and_is_mended() {
     let (fault, disk) = (Fault::none(), tempfile::tempdir().unwrap());

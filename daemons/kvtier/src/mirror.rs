@@ -79,3 +79,15 @@ pub enum StoreError {
     #[error("a record of {bytes} bytes, segments hold {segment_bytes}; raise mirror_bytes_max")]
     TooLarge { bytes: u64, segment_bytes: u64 },
 }
+
+impl StoreError {
+    /// Whether the store is of a disk that is there no more, or not in its place, so that it must be opened again.
+    pub fn is_stale(&self) -> bool {
+        match self {
+            Self::Segment { source, .. } | Self::List(source) => {
+                source.kind() == io::ErrorKind::StaleNetworkFileHandle
+            }
+            Self::TooLarge { .. } => false,
+        }
+    }
+}

@@ -4,7 +4,7 @@ use std::{
     collections::HashMap,
     fs::{self, DirBuilder, File, OpenOptions, Permissions},
     io,
-    os::unix::fs::{DirBuilderExt, FileExt, OpenOptionsExt, PermissionsExt},
+    os::unix::fs::{DirBuilderExt, FileExt, MetadataExt, OpenOptionsExt, PermissionsExt},
     path::{Path, PathBuf},
 };
 
@@ -13,6 +13,9 @@ use vitriol_ipc::FileLock;
 
 /// Numbered files that are written at their end and read anywhere. Offsets, lengths and buffers are
 /// multiples of [`BLOCK_BYTES`](super::segment::BLOCK_BYTES), buffers lie at one in memory too.
+///
+/// Errors of all that changes something: `StaleNetworkFileHandle` when others see another disk in its place now, and
+/// then it must be opened again.
 pub trait Disk: Send {
     /// Numbers of all segments, in no order.
     fn list(&mut self) -> io::Result<Vec<u64>>;
@@ -48,7 +51,15 @@ pub struct LocalDisk {
     /// The page cache would hold KV a second time; file systems that cannot do without it are used
     /// with it.
     direct: bool,
+    identity: Identity,
     _lock: FileLock,
+}
+
+/// Device and number of a directory.
+type Identity = (u64, u64);
+
+fn identity(of: &fs::Metadata) -> Identity {
+    (of.dev(), of.ino())
 }
 
 impl LocalDisk {
@@ -64,13 +75,30 @@ impl LocalDisk {
             fs::set_permissions(directory, Permissions::from_mode(0o700))?;
         }
         // The directory itself, so that one on a read-only file system can be read.
-        let lock = FileLock::take(File::open(directory)?)?;
+        let file = File::open(directory)?;
+        let identity = identity(&file.metadata()?);
+        let lock = FileLock::take(file)?;
         Ok(Self {
             directory: directory.to_owned(),
             open: HashMap::new(),
             direct: true,
+            identity,
             _lock: lock,
         })
+    }
+
+    /// Files that are open stay on a disk that was unmounted, where nobody finds them again, and paths lead to the one
+    /// that was mounted since.
+    fn is_in_place(&self) -> io::Result<()> {
+        let found = fs::metadata(&self.directory).map(|of| identity(&of));
+        match found {
+            Ok(found) if found == self.identity => Ok(()),
+            Err(error) if error.kind() != io::ErrorKind::NotFound => Err(error),
+            _ => Err(io::Error::new(
+                io::ErrorKind::StaleNetworkFileHandle,
+                "another disk is in its place, or none",
+            )),
+        }
     }
 
     fn path(&self, segment: u64) -> PathBuf {
@@ -143,6 +171,7 @@ impl Disk for LocalDisk {
     }
 
     fn create(&mut self, segment: u64) -> io::Result<()> {
+        self.is_in_place()?;
         let file = self.open_file(segment, true)?;
         self.open.insert(segment, file);
         Ok(())
@@ -168,10 +197,12 @@ impl Disk for LocalDisk {
 
     fn sync(&mut self, segment: u64) -> io::Result<()> {
         self.file(segment)?.sync_data()?;
+        self.is_in_place()?;
         File::open(&self.directory)?.sync_all()
     }
 
     fn overwrite(&mut self, segment: u64, offset: u64, bytes: u64) -> io::Result<()> {
+        self.is_in_place()?;
         // Segments of earlier runs are open for reading only, and it need not be quick.
         let file = OpenOptions::new().write(true).open(self.path(segment))?;
         let end = offset.saturating_add(bytes).min(file.metadata()?.len());
@@ -186,6 +217,7 @@ impl Disk for LocalDisk {
     }
 
     fn remove(&mut self, segment: u64) -> io::Result<()> {
+        self.is_in_place()?;
         self.open.remove(&segment);
         fs::remove_file(self.path(segment))
     }
@@ -238,5 +270,30 @@ mod tests {
         assert_eq!(past.kind(), io::ErrorKind::UnexpectedEof);
         disk.remove(1).unwrap();
         assert!(disk.list().unwrap().is_empty());
+    }
+
+    #[test]
+    fn nothing_is_changed_on_a_disk_that_took_its_place() {
+        let temp = tempfile::tempdir().unwrap();
+        let directory = temp.path().join("mirror");
+        let mut disk = LocalDisk::open(&directory).unwrap();
+        let block = Aligned::new(4096);
+        disk.create(1).unwrap();
+        disk.write(1, 0, block.bytes()).unwrap();
+        disk.sync(1).unwrap();
+        fs::rename(&directory, temp.path().join("elsewhere")).unwrap();
+        let is_stale = |done: io::Result<()>| {
+            let kind = done.unwrap_err().kind();
+            assert_eq!(kind, io::ErrorKind::StaleNetworkFileHandle);
+        };
+        is_stale(disk.create(2));
+        fs::create_dir(&directory).unwrap();
+        fs::write(directory.join("0000000000000001.seg"), "of another").unwrap();
+        is_stale(disk.create(2));
+        is_stale(disk.sync(1));
+        is_stale(disk.overwrite(1, 0, 4096));
+        is_stale(disk.remove(1));
+        let there = fs::read(directory.join("0000000000000001.seg")).unwrap();
+        assert_eq!(there, b"of another");
     }
 }

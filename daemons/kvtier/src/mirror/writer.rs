@@ -5,7 +5,8 @@
 //!   a write or sync fails          │ a record is written and synced
 //!          └──▶ Down ──retry_after─┘ (opens the store first, if there is none)
 //! ```
-//! While Down, records are refused at once, and reading goes on as far as the disk does.
+//! While Down, records are refused at once, and reading goes on as far as the disk does. Where another disk has taken the
+//! place of the one that was opened, the store is given up, and opened again with the next try.
 
 use std::{
     collections::HashMap,
@@ -323,6 +324,7 @@ impl Writer {
             Ok(store) => {
                 *lock(&self.shared.records) = store.records().into_iter().collect();
                 self.store = Some(store);
+                self.counted = 0;
                 self.mark_up();
             }
             Err(error) => self.mark_down(&error),
@@ -412,6 +414,11 @@ impl Writer {
     fn lose(&mut self, error: &StoreError) {
         self.mark_down(error);
         self.oldest_unsynced = None;
+        if error.is_stale() {
+            self.publish();
+            self.store = None;
+            lock(&self.shared.records).clear();
+        }
         for of in std::mem::take(&mut self.unsynced) {
             self.refuse(of.stored);
         }
@@ -601,6 +608,26 @@ mod tests {
             (mirror.stats().usage.records, mirror.stats().loaded),
             (2, 2)
         );
+    }
+
+    #[test]
+    fn a_disk_that_takes_the_place_of_another_is_opened() {
+        let temp = tempfile::tempdir().unwrap();
+        let directory = temp.path().join("mirror");
+        let mirror = start(&directory, &Faults::default());
+        assert!(put(&mirror, 1));
+        let written = mirror.stats().usage.bytes_written;
+        assert!(written > 0);
+        std::fs::rename(&directory, temp.path().join("elsewhere")).unwrap();
+        assert!(!put(&mirror, 2), "it would be where nobody finds it");
+        let up = || (!mirror.is_down()).then_some(());
+        eventually(SOON, "a mirror again", up).unwrap();
+        assert!(!mirror.holds(&record(1).0.name) && !get(&mirror, 1));
+        assert!(put(&mirror, 2) && get(&mirror, 2));
+        assert_eq!(mirror.stats().usage.bytes_written, written);
+        drop(mirror);
+        let mirror = start(&directory, &Faults::default());
+        assert!(get(&mirror, 2));
     }
 
     #[test]
