@@ -6,7 +6,8 @@
 //! VITRIOL_TEST_FULL 25 times as many.
 #![allow(
     clippy::unwrap_used,
-    reason = "a test fails by panicking, in its functions too"
+    clippy::print_stderr,
+    reason = "a test fails by panicking, in its functions too, and says how far it is"
 )]
 
 use std::{
