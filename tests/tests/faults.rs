@@ -17,10 +17,7 @@ use std::{
     time::Duration,
 };
 
-use rustix::{
-    process::Signal,
-    thread::{UnshareFlags, unshare_unsafe},
-};
+use rustix::{process::Signal, thread::UnshareFlags};
 use serde_json::{Value, json};
 use tempfile::TempDir;
 use vitriol_testkit::{House, Seed, Setup, eventually, house::KVTIER, not_run, places, process};
@@ -216,9 +213,11 @@ struct Tmpfs {
 impl Tmpfs {
     /// None where this user may not mount; what was not tested for it is said.
     fn mount(what: &str, bytes: u64) -> Option<Self> {
-        // SAFETY: only UnshareFlags::FILES, which is not among these, takes descriptors from a thread.
-        #[expect(unsafe_code, reason = "a mount that nobody has to take away")]
-        let unshared = unsafe { unshare_unsafe(UnshareFlags::NEWNS) };
+        #[expect(
+            deprecated,
+            reason = "unsafe are other flags, which take a thread's files"
+        )]
+        let unshared = rustix::thread::unshare(UnshareFlags::NEWNS);
         if unshared.is_err() {
             not_run(&format!("faults: {what}"), "run it as root");
             return None;
