@@ -114,6 +114,14 @@ impl Talk {
         talk
     }
 
+    /// As [`Talk::start`], with a first turn that is on the disk.
+    fn begun(setup: Setup, disk: &Path) -> Self {
+        let mut talk = Self::start(setup, disk);
+        talk.turn();
+        talk.until_stored();
+        talk
+    }
+
     /// The next turn, whose answer is the right one.
     fn turn(&mut self) -> Value {
         let turn = self.turns.next().unwrap();
@@ -163,6 +171,16 @@ impl Talk {
         log.lines().filter(is_warning).map(str::to_owned).collect()
     }
 
+    /// Waits until the mirror is said to be there again, once, after it was said to be lost, once and for `cause`.
+    fn was_lost_once(&self, cause: &str) {
+        let said = || (self.said(RESUMED).len() == 1).then_some(());
+        eventually(WAIT, RESUMED, said).unwrap();
+        let [lost] = &self.said(LOST)[..] else {
+            panic!("{}", self.log());
+        };
+        assert!(lost.contains(cause), "{lost}");
+    }
+
     /// Goes on while the disk fails with `cause`, and when it does so no more.
     fn endure(&mut self, cause: &str, begin: impl FnOnce(), end: impl FnOnce()) {
         assert_eq!(self.warnings(), [""; 0]);
@@ -178,12 +196,7 @@ impl Talk {
         self.until(MIRROR_UP, 1.0);
         self.turn();
         self.until_stored();
-        let said = || (self.said(RESUMED).len() == 1).then_some(());
-        eventually(WAIT, RESUMED, said).unwrap();
-        let [lost] = &self.said(LOST)[..] else {
-            panic!("{}", self.log());
-        };
-        assert!(lost.contains(cause), "{lost}");
+        self.was_lost_once(cause);
         // Beside the mirror there are its catalogue and its ledger.
         let warnings = self.warnings();
         assert!(warnings.len() <= 3, "{warnings:#?}");
@@ -326,9 +339,7 @@ fn a_disk_that_is_full_and_then_is_not() {
     let Some(disk) = Tmpfs::mount("a full disk", 64 << 20) else {
         return;
     };
-    let mut talk = Talk::start(Setup::default(), disk.path());
-    talk.turn();
-    talk.until_stored();
+    let mut talk = Talk::begun(Setup::default(), disk.path());
     let ballast = disk.path().join("ballast");
     talk.endure(
         "No space left on device",
@@ -343,9 +354,7 @@ fn a_disk_that_is_read_only_and_then_is_not() {
     let Some(disk) = Tmpfs::mount("a read-only disk", 256 << 20) else {
         return;
     };
-    let mut talk = Talk::start(Setup::default(), disk.path());
-    talk.turn();
-    talk.until_stored();
+    let mut talk = Talk::begun(Setup::default(), disk.path());
     // As long as a segment is open for writing the kernel makes nothing read-only. The next kvtier has none yet.
     let old = talk.house.daemon_pid(KVTIER).unwrap();
     process::signal(old, Signal::KILL).unwrap();
@@ -365,22 +374,15 @@ fn a_disk_that_another_takes_the_place_of() {
     let Some(disk) = Tmpfs::mount("a disk that is mounted anew", 256 << 20) else {
         return;
     };
-    let mut talk = Talk::start(Setup::default(), disk.path());
-    talk.turn();
-    talk.until_stored();
+    let mut talk = Talk::begun(Setup::default(), disk.path());
     let copy = tempfile::tempdir().unwrap();
     let [old, new] = [disk.path(), copy.path()].map(|path| path.to_str().unwrap());
     command("cp", &["--archive", &format!("{old}/kv"), new]);
     command("umount", &["--lazy", old]);
     command("mount", &["--bind", new, old]);
     talk.turn();
-    let resumed = || (talk.said(RESUMED).len() == 1).then_some(());
-    eventually(WAIT, RESUMED, resumed).unwrap();
+    talk.was_lost_once("another disk is in its place");
     assert_eq!(talk.metric(MIRROR_UP), Some(1.0));
-    let [lost] = &talk.said(LOST)[..] else {
-        panic!("{}", talk.log());
-    };
-    assert!(lost.contains("another disk is in its place"), "{lost}");
     talk.turn();
     talk.has_all_on_disk();
 }
@@ -388,9 +390,7 @@ fn a_disk_that_another_takes_the_place_of() {
 #[test]
 fn a_disk_that_breaks_and_is_mended() {
     let (fault, disk) = (Fault::none(), tempfile::tempdir().unwrap());
-    let mut talk = Talk::start(fault.setup(), disk.path());
-    talk.turn();
-    talk.until_stored();
+    let mut talk = Talk::begun(fault.setup(), disk.path());
     let eio = rustix::io::Errno::IO.raw_os_error();
     talk.endure(
         "Input/output error",
